@@ -185,7 +185,7 @@ mod tests {
         let partition = |index: u64| {
             let topic = Text::from_static("__consumer_offsets");
             Partition::new(
-                topic,
+                (topic, Arc::default()),
                 i32::try_from(index).unwrap(),
                 (StreamId(index + 1), 0),
                 Ok(log.clone()),

@@ -10,6 +10,7 @@ mod api;
 mod broker;
 mod caller;
 mod cluster;
+mod collector;
 mod compaction;
 mod connection;
 mod coordinator;

@@ -8,12 +8,37 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
-use wire::ApiKey;
+use wire::{ApiKey, ErrorCode};
 
 /// The API of a request.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ApiLabel {
     request: String,
+}
+
+/// An error code in the answers of an API.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ErrorLabel {
+    request: &'static str,
+    error: String,
+}
+
+/// Counts the errors in the answers of one API.
+#[derive(Clone, Debug)]
+pub struct Errors {
+    request: &'static str,
+    counts: Family<ErrorLabel, Counter>,
+}
+
+impl Errors {
+    /// Counts an error code of a partition, or does nothing if it is 0.
+    pub fn count(&self, code: i16) {
+        if code != 0 {
+            let error =
+                ErrorCode::from_code(code).map_or_else(|| code.to_string(), |code| code.name().to_owned());
+            self.counts.get_or_create(&ErrorLabel { request: self.request, error }).inc();
+        }
+    }
 }
 
 /// The counters of one API.
@@ -38,6 +63,7 @@ pub struct Metrics {
     bytes_in: Family<ApiLabel, Counter>,
     bytes_out: Family<ApiLabel, Counter>,
     seconds: SecondsFamily,
+    errors: Family<ErrorLabel, Counter>,
     /// The metrics of each API that was requested, by API key.
     by_api: [OnceLock<ApiMetrics>; ApiKey::COUNT],
     /// Bytes on disk of each group commit.
@@ -65,6 +91,7 @@ impl Default for Metrics {
             bytes_in: Family::default(),
             bytes_out: Family::default(),
             seconds: Family::new_with_constructor(seconds_histogram),
+            errors: Family::default(),
             by_api: [const { OnceLock::new() }; ApiKey::COUNT],
             commit_bytes: Histogram::new(exponential_buckets(4096.0, 2.0, 10)),
             commit_entries: Histogram::new(exponential_buckets(1.0, 2.0, 14)),
@@ -90,6 +117,11 @@ impl Metrics {
         })
     }
 
+    /// The counts of the errors that answers of `api_key` name for partitions.
+    pub fn errors(&self, api_key: ApiKey) -> Errors {
+        Errors { request: api_key.name(), counts: self.errors.clone() }
+    }
+
     /// Adds all metrics to `registry`.
     pub fn register(&self, registry: &mut Registry) {
         registry.register("kafka_network_requestmetrics_requests", "Requests", self.requests.clone());
@@ -107,6 +139,11 @@ impl Metrics {
             "kafka_network_requestmetrics_totaltime_seconds",
             "Seconds from the whole request to its answer, waiting included",
             self.seconds.clone(),
+        );
+        registry.register(
+            "kafka_network_requestmetrics_errors",
+            "Partitions in answers of Produce and Fetch that were refused, by error",
+            self.errors.clone(),
         );
         registry.register(
             "kafka_server_replicamanager_isrshrinks",

@@ -7,9 +7,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use broker::{Connection, Right};
-use common::{call, connect, open, unframed};
+use common::{call, connect, open, open_with, unframed};
 use wire::messages::{self as m, MESSAGES};
 use wire::{ApiKey, Bytes, Chunks, Message, Reader, Text, frame};
+
+/// Lets the server tell of all APIs that it has.
+const TELEMETRY: (&str, &str) = ("client.telemetry.enable", "true");
 
 /// Requests with default values, by API.
 fn default_request(api_key: ApiKey, version: i16) -> Chunks {
@@ -65,7 +68,7 @@ async fn advertised(connection: &mut Connection) -> BTreeMap<i16, (i16, i16)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_promised_version_is_answered() {
     let directory = tempfile::tempdir().unwrap();
-    let broker = open(directory.path());
+    let broker = open_with(directory.path(), &[TELEMETRY]);
     let mut connection = connect(&broker);
     let mut answered = 0;
     for (key, (min, max)) in advertised(&mut connection).await {
@@ -92,10 +95,21 @@ async fn every_promised_version_is_answered() {
     broker.close().await;
 }
 
+/// As Kafka without a reporter that takes clients' metrics. librdkafka logs a line at each start where it is otherwise.
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_hear_of_telemetry_only_where_it_is_wanted() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let told = advertised(&mut connect(&broker)).await;
+    assert!(!told.contains_key(&ApiKey::GetTelemetrySubscriptions.code()));
+    assert!(!told.contains_key(&ApiKey::PushTelemetry.code()));
+    broker.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_promised_is_refused() {
     let directory = tempfile::tempdir().unwrap();
-    let broker = open(directory.path());
+    let broker = open_with(directory.path(), &[TELEMETRY]);
     let mut connection = connect(&broker);
     let promised = advertised(&mut connection).await;
     for version in 0..3 {
@@ -141,7 +155,7 @@ async fn what_is_not_promised_is_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn clients_that_ask_for_the_same_new_topic_at_once_all_get_it() {
     let directory = tempfile::tempdir().unwrap();
-    let broker = open(directory.path());
+    let broker = open_with(directory.path(), &[TELEMETRY]);
     let ask = |mut connection: Connection| async move {
         let name = Some(Text::from_static("new"));
         let topic = m::metadata_request::MetadataRequestTopic { name, ..Default::default() };
@@ -217,7 +231,7 @@ async fn table(connection: &mut Connection) -> String {
 async fn the_documents_say_what_apiversions_answers() {
     const BEGIN: &str = "<!-- the table -->\n";
     let directory = tempfile::tempdir().unwrap();
-    let broker = open(directory.path());
+    let broker = open_with(directory.path(), &[TELEMETRY]);
     let table = table(&mut connect(&broker)).await;
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/protocol.md");
     let page = std::fs::read_to_string(path).unwrap();

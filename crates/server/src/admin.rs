@@ -1,6 +1,6 @@
 //! Metrics and health over HTTP, for Prometheus and for the supervisor that restarts the server.
 //!
-//! `/metrics` returns the OpenMetrics text format. `/healthz` returns 503 once the log accepts no more appends.
+//! `/metrics` returns the text format that is asked for (`exposition`). `/healthz` returns 503 once the log accepts no more appends.
 //! `/readyz` returns 503 until clients can connect, and again while the server stops. No request changes anything. If a
 //! token is set (`admin.token`), `/metrics` requires it.
 
@@ -16,13 +16,13 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, WWW_AUTHENTICATE};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use ring::{hmac, rand};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
+use crate::exposition::Format;
 use crate::process::ProcessCollector;
 
 /// Bound of the open connections. Scrapers and probes are few; further connections wait.
@@ -93,7 +93,7 @@ impl Admin {
                 refusal.headers_mut().insert(WWW_AUTHENTICATE, scheme);
                 refusal
             }
-            "/metrics" => self.metrics(),
+            "/metrics" => self.metrics(Format::asked_for(headers)),
             "/healthz" => match failure() {
                 None => text(StatusCode::OK, "ok\n"),
                 Some(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
@@ -104,15 +104,14 @@ impl Admin {
         }
     }
 
-    fn metrics(&self) -> Response<Full<Bytes>> {
-        let mut body = String::new();
-        let encoded = encode(&mut body, &self.registry.lock().unwrap_or_else(PoisonError::into_inner));
-        if let Err(error) = encoded {
-            return text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"));
-        }
-        let mut response = text(StatusCode::OK, body);
-        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-        response.headers_mut().insert(CONTENT_TYPE, kind.parse().expect("it is a header value"));
+    fn metrics(&self, format: Format) -> Response<Full<Bytes>> {
+        let written = format.write(&self.registry.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut response = match written {
+            Ok(body) => text(StatusCode::OK, body),
+            Err(error) => return text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+        };
+        let kind = format.content_type().parse().expect("it is a header value");
+        response.headers_mut().insert(CONTENT_TYPE, kind);
         response
     }
 }
@@ -137,6 +136,17 @@ impl Token {
         scheme.eq_ignore_ascii_case("Bearer")
             && hmac::verify(&self.key, said.trim().as_bytes(), self.sum.as_ref()).is_ok()
     }
+}
+
+async fn respond(admin: Arc<Admin>, request: Request<hyper::body::Incoming>) -> Response<Full<Bytes>> {
+    let has_many_lines = request.uri().path() == "/metrics";
+    let answer = move || admin.answer(request.method(), request.uri().path(), request.headers());
+    if !has_many_lines {
+        return answer();
+    }
+    // It goes over all partitions and groups.
+    let answered = tokio::task::spawn_blocking(answer).await;
+    answered.unwrap_or_else(|error| text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")))
 }
 
 fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
@@ -165,8 +175,8 @@ pub async fn run(listener: TcpListener, admin: Arc<Admin>) {
         tokio::spawn(async move {
             let _place = place;
             let service = service_fn(move |request: Request<hyper::body::Incoming>| {
-                let response = admin.answer(request.method(), request.uri().path(), request.headers());
-                async move { Ok::<_, Infallible>(response) }
+                let admin = admin.clone();
+                async move { Ok::<_, Infallible>(respond(admin, request).await) }
             });
             let connection = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -264,6 +274,10 @@ mod tests {
         counter.inc_by(42);
         asked.admin.register(|registry| registry.register("things", "Things counted", counter));
         let (status, body) = asked.ask("GET /metrics").await;
+        assert_eq!(status, "200 OK");
+        assert!(body.contains("# TYPE things_total counter\n"), "{body}");
+        let newer = "GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text\r\nX: ";
+        let (status, body) = asked.ask(newer).await;
         assert_eq!(status, "200 OK");
         for start in [
             "things_total 42",

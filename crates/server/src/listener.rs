@@ -23,6 +23,7 @@ use crate::connection::{self, Handler, Limits};
 use crate::connection_metrics::{Counters, Reason};
 use crate::lobby::{Lobby, Place};
 use crate::principal_mapping::MappingRules;
+use crate::process;
 use crate::tls::{self, HandshakeError, Keys};
 use crate::turns::Turns;
 
@@ -103,7 +104,8 @@ where
     let complaints = Arc::new(Complaints::default());
     let mut tasks = JoinSet::new();
     let mut kept = Kept::default();
-    // The time until which no connection is accepted, because the rate of new connections is exceeded.
+    // The time until which no connection is accepted, because the rate of new connections is exceeded, or file descriptors are
+    // scarce.
     let mut closed_until: Option<Instant> = None;
     let mut stopping = stop.clone();
     let mut stopping = pin!(async move {
@@ -115,10 +117,19 @@ where
             () = &mut stopping => break,
             Some(ended) = tasks.join_next(), if !tasks.is_empty() => log_panic(ended),
             () = kept.close_due(), if !kept.0.is_empty() => {}
-            () = sleep_until(closed_until), if closed_until.is_some() => closed_until = None,
+            () = sleep_until(closed_until), if closed_until.is_some() => {
+                closed_until = process::lacks_descriptors().then(|| Instant::now() + ACCEPT_PAUSE);
+            }
             accepted = listener.accept(), if closed_until.is_none() => match accepted {
                 Ok((stream, peer)) => {
-                    closed_until = bounds.shared.admission.count().map(|wait| Instant::now() + wait);
+                    let wait = bounds.shared.admission.count();
+                    let scarce = process::is_kept_back(&stream).then_some(ACCEPT_PAUSE);
+                    if scarce.is_some()
+                        && let Some(times) = complaints.accept.now()
+                    {
+                        tracing::warn!(times, "connections wait: the process has too few file descriptors (ulimit -n)");
+                    }
+                    closed_until = wait.max(scarce).map(|wait| Instant::now() + wait);
                     let admitted = if tasks.len() < bounds.connections_max {
                         bounds.shared.admission.admit(peer.ip())
                     } else {

@@ -10,8 +10,9 @@ use anyhow::{Context, bail};
 use broker::LogDirectory;
 use disk::{DirectoryLock, Disk, Engine};
 
-/// Permission bits of a file for its group and for all others.
-const OTHERS_WRITE: u32 = 0o022;
+/// Permission bits of a file for its group, for all others, and for both.
+const GROUP_WRITES: u32 = 0o020;
+const OTHERS_WRITE: u32 = 0o002;
 const OTHERS_READ: u32 = 0o055;
 /// A data directory with this file holds a restore that is not finished.
 pub const RESTORING: &str = "restoring";
@@ -42,25 +43,64 @@ pub fn check_access(what: &str, directory: &Path) -> anyhow::Result<()> {
     let found = std::fs::metadata(directory)
         .with_context(|| format!("the {what} {} cannot be looked at", directory.display()))?;
     let (shown, mode) = (directory.display(), found.mode() & 0o7777);
-    let us = rustix::process::geteuid().as_raw();
-    if found.uid() != us {
-        bail!(
+    let (us, group) = (rustix::process::geteuid().as_raw(), found.gid());
+    let is_group_ours = || {
+        rustix::process::getegid().as_raw() == group
+            || rustix::process::getgroups().is_ok_and(|groups| groups.iter().any(|one| one.as_raw() == group))
+    };
+    let subdirectory =
+        format!("or name a directory in it that the server is to create, such as {shown}/mainstem");
+    match Access::of(&found, us, is_group_ours) {
+        Access::Ours => Ok(()),
+        Access::Readable => {
+            tracing::warn!(
+                "other users can look into the {what} {shown} (mode {mode:04o}); `chmod 700 {shown}` shuts them out"
+            );
+            Ok(())
+        }
+        Access::OthersOwn => bail!(
             "the {what} {shown} belongs to another user (uid {}, the server runs as {us}), who could change everything in \
-             it; `chown -R {us} {shown}` gives it to the server",
+             it; `chown -R {us} {shown}` gives it to the server, {subdirectory}",
             found.uid()
-        );
+        ),
+        Access::OthersWrite => bail!(
+            "the {what} {shown} can be written to by other users (mode {mode:04o}); `chmod 700 {shown}` shuts them out, \
+             {subdirectory}"
+        ),
     }
-    if mode & OTHERS_WRITE != 0 {
-        bail!(
-            "the {what} {shown} can be written to by other users (mode {mode:04o}); `chmod 700 {shown}` shuts them out"
-        );
+}
+
+/// Who can do what in a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    /// Only the server's user, or the system's own and a group that the server was put into.
+    Ours,
+    /// Other users can look into it.
+    Readable,
+    OthersOwn,
+    OthersWrite,
+}
+
+impl Access {
+    /// The access to a directory for a server that runs as the user `us`.
+    fn of(found: &std::fs::Metadata, us: u32, is_group_ours: impl Fn() -> bool) -> Access {
+        let mode = found.mode();
+        let by_group = mode & GROUP_WRITES != 0;
+        if found.uid() != us {
+            // Kubernetes gives a volume of root's to a group that it puts the server into (`fsGroup`).
+            let is_given = found.uid() == 0 && by_group && is_group_ours();
+            return match () {
+                () if mode & OTHERS_WRITE != 0 => Access::OthersWrite,
+                () if is_given => Access::Ours,
+                () => Access::OthersOwn,
+            };
+        }
+        match () {
+            () if by_group || mode & OTHERS_WRITE != 0 => Access::OthersWrite,
+            () if mode & OTHERS_READ != 0 => Access::Readable,
+            () => Access::Ours,
+        }
     }
-    if mode & OTHERS_READ != 0 {
-        tracing::warn!(
-            "other users can look into the {what} {shown} (mode {mode:04o}); `chmod 700 {shown}` shuts them out"
-        );
-    }
-    Ok(())
 }
 
 /// Refuses a data directory in which a restore is not finished.
@@ -179,6 +219,7 @@ mod tests {
             if let Err(error) = result {
                 let line = format!("`chmod 700 {}`", path.display());
                 assert!(error.to_string().contains(&line), "{error}");
+                assert!(error.to_string().contains(&format!("{}/mainstem", path.display())), "{error}");
             }
         }
         if rustix::process::geteuid().is_root() {
@@ -190,6 +231,34 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    /// What Kubernetes mounts: a volume of root's that belongs to a group of the server's, and one that is everybody's.
+    #[test]
+    fn a_volume_that_was_given_to_the_servers_group_is_taken() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let server = 12_345;
+        for (owner, mode, ours, access) in [
+            (0, 0o2775, true, Access::Ours),
+            (0, 0o2770, true, Access::Ours),
+            (0, 0o2770, false, Access::OthersOwn),
+            (0, 0o755, true, Access::OthersOwn),
+            (0, 0o777, true, Access::OthersWrite),
+            (0, 0o1777, false, Access::OthersWrite),
+            (99, 0o770, true, Access::OthersOwn),
+            (server, 0o770, true, Access::OthersWrite),
+            (server, 0o750, false, Access::Readable),
+            (server, 0o700, false, Access::Ours),
+        ] {
+            std::os::unix::fs::chown(directory.path(), Some(owner), None).unwrap();
+            std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+            let found = std::fs::metadata(directory.path()).unwrap();
+            assert_eq!(Access::of(&found, server, || ours), access, "{owner} {mode:o} {ours}");
+        }
+        std::os::unix::fs::chown(directory.path(), Some(0), None).unwrap();
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The process as the kernel sees it: file descriptors, memory, CPU time. Read from /proc, without another library.
 
 use std::fs;
+use std::os::fd::AsRawFd;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -19,6 +20,27 @@ pub fn raise_open_files() -> std::io::Result<Option<u64>> {
     limit.current = limit.maximum;
     setrlimit(Resource::Nofile, limit)?;
     Ok(limit.current)
+}
+
+/// File descriptors that clients' connections leave free: for the admin listener, which is asked just when there is trouble, and
+/// for the files of the log.
+const KEPT_BACK: u64 = 64;
+
+/// Whether no connection of a client may be taken in, since only the last file descriptors are free. `newest` is a descriptor that
+/// was just opened. The kernel gives each file the lowest number that is free (POSIX `open`).
+pub fn is_kept_back(newest: &impl AsRawFd) -> bool {
+    u64::try_from(newest.as_raw_fd()).is_ok_and(|number| number >= taken_by_clients_max())
+}
+
+/// Whether that is still so.
+pub fn lacks_descriptors() -> bool {
+    // Any open file shows the lowest number that is free.
+    fs::File::open("/dev/null").map_or(true, |newest| is_kept_back(&newest))
+}
+
+/// The number of the first file that is kept back: at most half of them are.
+fn taken_by_clients_max() -> u64 {
+    getrlimit(Resource::Nofile).current.map_or(u64::MAX, |limit| limit - KEPT_BACK.min(limit / 2))
 }
 
 /// Seconds of CPU time that all threads have used.

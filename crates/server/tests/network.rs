@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tempfile::TempDir;
@@ -177,7 +178,8 @@ fn a_data_directory_that_others_can_change_is_refused() {
     let (code, error) = refusal(&data, &["listen=127.0.0.1:0"]);
     let shown = data.display();
     let expected = format!(
-        "mainstem: the data directory {shown} can be written to by other users (mode 0777); `chmod 700 {shown}` shuts them out"
+        "mainstem: the data directory {shown} can be written to by other users (mode 0777); `chmod 700 {shown}` shuts them out, \
+         or name a directory in it that the server is to create, such as {shown}/mainstem"
     );
     assert_eq!((code, error), (Some(1), expected));
     fs::set_permissions(&data, fs::Permissions::from_mode(0o700)).unwrap();
@@ -186,4 +188,42 @@ fn a_data_directory_that_others_can_change_is_refused() {
     fs::set_permissions(&log, fs::Permissions::from_mode(0o770)).unwrap();
     let (code, error) = refusal(&data, &["listen=127.0.0.1:0", &format!("log.dirs={}", log.display())]);
     assert!(code == Some(1) && error.contains("the log directory") && error.contains("mode 0770"), "{error}");
+}
+
+/// The value of a metric without labels.
+fn metric(server: &Server, name: &str) -> u64 {
+    let shown = server.ask("/metrics");
+    let value = shown.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {name} in {shown}")).parse().unwrap()
+}
+
+/// Clients that take all file descriptors shut out neither probes nor those who are connected.
+#[test]
+fn clients_leave_file_descriptors_to_probes_and_to_the_log() {
+    const KEPT_BACK: u64 = 64;
+    let parent = TempDir::new().unwrap();
+    let server = start(parent.path(), &[]);
+    let first = TcpStream::connect(&server.address).unwrap();
+    told(&first);
+    let room = 40;
+    let limit = Some(metric(&server, "process_open_fds") + room + KEPT_BACK);
+    let process = Pid::from_raw(i32::try_from(server.process_id()).unwrap());
+    prlimit(process, Resource::Nofile, Rlimit { current: limit, maximum: limit }).unwrap();
+    let idle: Vec<TcpStream> = (0..3 * room).map(|_| TcpStream::connect(&server.address).unwrap()).collect();
+    // They are taken in one after the other, and some of them are all that there will be.
+    let mut open = 0;
+    while open < room - 5 {
+        open = metric(&server, "mainstem_connections_open");
+    }
+    for _ in 0..5 {
+        assert!(server.ask("/healthz").starts_with("HTTP/1.1 200 "));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    open = metric(&server, "mainstem_connections_open");
+    assert!(open < room + 10, "{open} connections");
+    told(&first);
+    drop(idle);
+    server.run("topic create t", "");
+    server.run("produce t", "a record\n");
+    server.stop();
 }

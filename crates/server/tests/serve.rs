@@ -55,6 +55,9 @@ fn it_says_when_it_is_ready_and_ends_on_sigterm() {
     for name in ["process_resident_memory_bytes ", "mainstem_connections_open 0", "mainstem_build_info{"] {
         assert!(metrics.lines().any(|line| line.starts_with(name)), "{name} in {metrics}");
     }
+    let (_, body) = metrics.split_once("\r\n\r\n").unwrap();
+    let series = body.lines().filter(|line| !line.starts_with('#')).count();
+    assert!(series < 300, "an empty server shows {series} series: {body}");
     // An idle client does not delay the stop.
     let mut idle = TcpStream::connect(&server.address).unwrap();
     let begun = Instant::now();
@@ -80,7 +83,7 @@ fn the_documents_name_all_metrics() {
     server.run("topic create t", "");
     server.run("produce t", "hello\n");
     server.run("consume t --group g --count 1", "");
-    let shown = server.ask("/metrics");
+    let shown = server.ask_with("/metrics", "Accept: application/openmetrics-text\r\n");
     let mut count = 0;
     let mut name = "";
     for line in shown.lines() {
@@ -99,7 +102,8 @@ fn the_documents_name_all_metrics() {
     assert!(count > 30, "{shown}");
     let sources = [
         "crates/broker/src/metrics.rs",
-        "crates/broker/src/connection/collector.rs",
+        "crates/broker/src/collector/mod.rs",
+        "crates/broker/src/collector/topics.rs",
         "crates/server/src/listener_collector.rs",
         "crates/server/src/admin.rs",
         "crates/server/src/process.rs",

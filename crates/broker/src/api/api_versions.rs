@@ -4,7 +4,7 @@ use wire::messages::ApiVersionsRequest;
 use wire::messages::api_versions_response::{
     ApiVersion, ApiVersionsResponse, FinalizedFeatureKey, SupportedFeatureKey,
 };
-use wire::{ErrorCode, Text};
+use wire::{ApiKey, ErrorCode, Text};
 
 use crate::broker::Broker;
 use crate::request::Request;
@@ -33,6 +33,11 @@ pub fn unsupported(own: &Api) -> ApiVersionsResponse {
 fn versions_of(api: &Api) -> ApiVersion {
     let versions = api.advertised();
     ApiVersion { api_key: api.key.code(), min_version: *versions.start(), max_version: *versions.end() }
+}
+
+/// Whether the API is for clients that push their metrics, which not every server wants.
+fn is_telemetry(key: ApiKey) -> bool {
+    matches!(key, ApiKey::GetTelemetrySubscriptions | ApiKey::PushTelemetry)
 }
 
 /// Answers ApiVersions. `served` holds the rows of the APIs to name.
@@ -70,7 +75,11 @@ pub async fn answer(request: Request<ApiVersionsRequest>, served: &'static [Api]
     };
     ApiVersionsResponse {
         error_code: error.code(),
-        api_keys: served.iter().map(versions_of).collect(),
+        api_keys: served
+            .iter()
+            .filter(|api| !is_telemetry(api.key) || broker.config.telemetry)
+            .map(versions_of)
+            .collect(),
         supported_features: FEATURES.iter().map(feature).filter(taken).collect(),
         finalized_features_epoch: 0,
         finalized_features: FEATURES.iter().map(finalized).collect(),

@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use wire::ErrorCode;
 use wire::messages::FetchRequest;
 use wire::messages::fetch_response::{FetchResponse, FetchableTopicResponse};
+use wire::{ApiKey, ErrorCode};
 
 use crate::api::fetch_looks::{Limits, Look, look_and_wait};
 use crate::api::nearest::{Nearest, RACK_FROM_VERSION};
 use crate::api::reads::{READ_COMMITTED, leaders_told, unknown_isolation};
 use crate::broker::Broker;
+use crate::partition::traffic::Count;
 use crate::quotas::Quota;
 use crate::request::Request;
 use crate::session::{Session, Slot, Slots, next_epoch};
@@ -115,6 +116,7 @@ async fn full(
     if throttle_time_ms > 0 {
         return FetchResponse { throttle_time_ms, ..FetchResponse::default() };
     }
+    count(broker, &mut slots, &looks);
     let responses = response_of(&mut slots, looks, version, true);
     let mut session_id = 0;
     if sessions && request.session_epoch == EPOCH_NEW {
@@ -169,6 +171,7 @@ async fn incremental(
         looks.iter().for_each(|look| state.slots.signal.mark(look.slot, 0));
         return FetchResponse { throttle_time_ms, session_id: session.id, ..FetchResponse::default() };
     }
+    count(broker, &mut state.slots, &looks);
     let responses = response_of(&mut state.slots, looks, version, false);
     let node_endpoints = leaders_told(broker, &limits.caller, limits.by_replica, &responses);
     FetchResponse { session_id: session.id, responses, node_endpoints, ..FetchResponse::default() }
@@ -225,6 +228,39 @@ fn put_slots(broker: &Broker, slots: &mut Slots, request: &FetchRequest, version
             });
         }
     }
+}
+
+/// Counts what is sent, for the topics' metrics.
+fn count(broker: &Broker, slots: &mut Slots, looks: &[Look]) {
+    let errors = broker.metrics.errors(ApiKey::Fetch);
+    for look in looks {
+        errors.count(look.data.error_code);
+        let (Some(slot), _) = slots.slot_and_topics(look.slot) else { continue };
+        let Some(partition) = &slot.partition else { continue };
+        partition.traffic.add(Count::FetchRequests, 1);
+        partition.traffic.add(Count::BytesOut, look.bytes as u64);
+        if look.data.error_code != 0 && !ErrorCode::from_code(look.data.error_code).is_some_and(is_expected) {
+            partition.traffic.add(Count::FailedFetchRequests, 1);
+        }
+    }
+}
+
+/// Whether an error with this code is no sign that the server has failed. As Kafka, which does not count them as failures
+/// (`ReplicaManager`).
+fn is_expected(code: ErrorCode) -> bool {
+    use ErrorCode::*;
+    matches!(
+        code,
+        UnknownTopicOrPartition
+            | UnknownTopicId
+            | InconsistentTopicId
+            | NotLeaderOrFollower
+            | UnknownLeaderEpoch
+            | FencedLeaderEpoch
+            | ReplicaNotAvailable
+            | KafkaStorageError
+            | OffsetOutOfRange
+    )
 }
 
 /// Groups the looks by topic, notes what the client is told, and keeps slots dirty that have more to read.

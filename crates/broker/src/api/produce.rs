@@ -24,7 +24,7 @@ use wire::messages::produce_response::{
     TopicProduceResponse,
 };
 use wire::records::{RecordView, records};
-use wire::{ErrorCode, Records};
+use wire::{ApiKey, ErrorCode, Records};
 
 use crate::api::produce_leaders::Patience;
 use crate::api::produce_records::{believed, check_records, out_of_range, undecodable, walk_records};
@@ -33,7 +33,9 @@ use crate::api::produce_transactions::{ADDS_FROM_VERSION, Transactions};
 use crate::broker::{Broker, InSync};
 use crate::caller::{Caller, Endpoint};
 use crate::failure::Failure;
+use crate::metrics::Errors;
 use crate::partition::log::PartitionLog;
+use crate::partition::traffic::Count;
 use crate::partition::{Appended, Checked, Order, Partition, Replica};
 use crate::placement::{Leader, Node};
 use crate::security::Operation;
@@ -80,6 +82,7 @@ pub struct Begun {
     sleep: Option<Pin<Box<Sleep>>>,
     /// The wait for duplicates: their partitions must be committed up to the end of the original batches.
     duplicates: Option<Pin<Box<dyn Future<Output = Duplicates> + Send>>>,
+    errors: Errors,
 }
 
 /// The outcome of duplicate batches, by their positions in [`Begun::parts`].
@@ -144,6 +147,11 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
                     parts.push(Part { topic, at, partition, log, log_append_time, appended, batch, in_sync });
                 }
                 Err(refusal) => {
+                    if let Ok(topic) = topic
+                        && !is_expected(refusal.failure.code)
+                    {
+                        topic.traffic.add(Count::FailedProduceRequests, 1);
+                    }
                     refuse(&mut answer, &refusal.failure);
                     if refusal.failure.code == ErrorCode::NotLeaderOrFollower
                         && version >= LEADER_TOLD_FROM_VERSION
@@ -177,7 +185,8 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
     tally.finish_one();
     // In Kafka the timeout bounds the wait for other replicas. Here the wait for the own disk has a minimum.
     let timeout = Duration::from_millis(u64::try_from(request.timeout_ms).unwrap_or(0)).max(DISK_PATIENCE);
-    Begun { response, parts, tally, timeout, sleep: None, duplicates: None }
+    let errors = broker.metrics.errors(ApiKey::Produce);
+    Begun { response, parts, tally, timeout, sleep: None, duplicates: None, errors }
 }
 
 /// The topic of each part of the request, if the topic exists and the caller may write to it.
@@ -273,6 +282,8 @@ impl Begun {
                 Err(failure) => refuse(answer, &failure),
             }
         }
+        let answers = response.responses.iter().flat_map(|topic| &topic.partition_responses);
+        answers.for_each(|answer| self.errors.count(answer.error_code));
         response
     }
 
@@ -330,6 +341,22 @@ impl<T: Into<Failure>> From<T> for Refusal {
     }
 }
 
+/// Whether a refusal with this code is no sign that the server has failed. As Kafka, which does not count them as failures
+/// (`ReplicaManager`).
+fn is_expected(code: ErrorCode) -> bool {
+    use ErrorCode::*;
+    matches!(
+        code,
+        UnknownTopicOrPartition
+            | UnknownTopicId
+            | NotLeaderOrFollower
+            | MessageTooLarge
+            | RecordListTooLarge
+            | CorruptMessage
+            | KafkaStorageError
+    )
+}
+
 fn refuse(answer: &mut PartitionProduceResponse, failure: &Failure) {
     answer.error_code = failure.code.code();
     answer.base_offset = -1;
@@ -345,6 +372,7 @@ async fn append(
     transaction: Option<Result<Option<Check>, Failure>>,
     naming: &mut Naming,
 ) -> Result<(Arc<Partition>, Arc<dyn PartitionLog>, Appended, Option<Timestamp>, Option<InSync>), Refusal> {
+    topic.traffic.add(Count::ProduceRequests, 1);
     let partition = topic.partition(data.index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
     if topic.is_internal() {
         return Err(ErrorCode::InvalidTopicException.into());
@@ -363,6 +391,9 @@ async fn append(
         _ => failure.into(),
     };
     if let Err(failure) = check_header(&header, &bytes, &config, naming.version) {
+        if failure.code == ErrorCode::MessageTooLarge {
+            topic.traffic.add(Count::BytesRejected, header.total_bytes as u64);
+        }
         return Err(refuse(failure, naming));
     }
     let walked = match walk_records(&broker.walks, header, &bytes).await {
@@ -385,7 +416,7 @@ async fn append(
     if partition.is_deleted() {
         return Err(ErrorCode::UnknownTopicOrPartition.into());
     }
-    let log_append_time = batch.append_time;
+    let (log_append_time, size) = (batch.append_time, (batch.bytes.len(), batch.header.count));
     let tally = done.tally.clone();
     let done = durability.map(|_| {
         tally.left.fetch_add(1, Ordering::AcqRel);
@@ -409,6 +440,10 @@ async fn append(
         tally.finish_one();
     }
     let appended = appended.map_err(|error| Refusal::by_log(&*log, error))?;
+    if let Appended::New { .. } = appended {
+        topic.traffic.add(Count::BytesIn, size.0 as u64);
+        topic.traffic.add(Count::MessagesIn, u64::try_from(size.1).unwrap_or(0));
+    }
     Ok((partition, log, appended, log_append_time, in_sync))
 }
 

@@ -1,8 +1,12 @@
 //! Metrics that are read from the broker's state when a scraper asks for them.
 
+mod arrivals;
+mod topics;
+
 use std::sync::{Arc, Weak};
 
 use objects::{CountedBucket, RequestKind};
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -10,39 +14,28 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use storage::Statistics;
 
+use self::arrivals::Arrivals;
 use crate::broker::Broker;
 use crate::cluster::replicas::Replicas;
-use crate::connection::table;
-use crate::groups::Group;
 use crate::image::Image;
 use crate::topics::Topic;
 
 impl Broker {
     /// Adds all metrics of the broker to `registry`.
     pub fn register_metrics(self: &Arc<Self>, registry: &mut Registry) {
-        // Register every API at the start, so that a scraper sees the first request as a step from 0.
-        for api in table::served() {
-            self.metrics.of(api.key);
-        }
         self.metrics.register(registry);
-        registry.register_collector(Box::new(BrokerCollector(Arc::downgrade(self))));
+        registry.register_collector(Box::new(BrokerCollector {
+            broker: Arc::downgrade(self),
+            arrivals: Mutex::default(),
+        }));
     }
 }
 
 /// Collects the values at the time of a scrape.
 #[derive(Debug)]
-struct BrokerCollector(Weak<Broker>);
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct LagLabel {
-    group: String,
-    topic: String,
-    partition: i32,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct StateLabel {
-    state: String,
+struct BrokerCollector {
+    broker: Weak<Broker>,
+    arrivals: Mutex<Arrivals>,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -66,7 +59,7 @@ fn count(value: usize) -> i64 {
 
 impl Collector for BrokerCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
-        let Some(broker) = self.0.upgrade() else { return Ok(()) };
+        let Some(broker) = self.broker.upgrade() else { return Ok(()) };
         let topics = broker.topics.all();
         let partitions = topics.iter().map(|topic| topic.partitions().len()).sum::<usize>();
         let lost = |topic: &Arc<Topic>| topic.partitions().iter().filter(|p| p.is_lost()).count();
@@ -122,7 +115,7 @@ impl Collector for BrokerCollector {
         encode_logs(&broker, &mut encoder)?;
         encode_store(&broker, &mut encoder)?;
         encode_telemetry(&broker, &mut encoder)?;
-        encode_groups(&broker, &mut encoder)
+        topics::encode(&broker, &topics, &self.arrivals, &mut encoder)
     }
 }
 
@@ -377,38 +370,4 @@ fn encode_store(broker: &Broker, encoder: &mut DescriptorEncoder) -> Result<(), 
     let name = "mainstem_metadata_snapshot_time_seconds";
     let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
     gauge.encode(metric)
-}
-
-fn encode_groups(broker: &Arc<Broker>, encoder: &mut DescriptorEncoder) -> Result<(), std::fmt::Error> {
-    let (mut lags, mut states) = (Vec::new(), std::collections::BTreeMap::<&str, i64>::new());
-    for entry in broker.coordinator.all() {
-        entry.with(|group: &Group| {
-            *states.entry(group.state().name()).or_default() += 1;
-            for (key, offset) in group.offsets() {
-                let partition =
-                    broker.topics.find(&key.topic).and_then(|topic| topic.partition(key.partition));
-                if let Some(log) = partition.as_ref().and_then(|partition| partition.log().ok()) {
-                    let lag = (log.bounds().visible.0 - offset.offset).max(0);
-                    let label = LagLabel {
-                        group: entry.id().to_owned(),
-                        topic: key.topic.to_string(),
-                        partition: key.partition,
-                    };
-                    lags.push((label, lag));
-                }
-            }
-        });
-    }
-    let zero = ConstGauge::new(0i64);
-    let help = "Records that the group has not committed yet";
-    let mut family = encoder.encode_descriptor("kafka_consumergroup_lag", help, None, zero.metric_type())?;
-    for (label, lag) in lags {
-        ConstGauge::new(lag).encode(family.encode_family(&label)?)?;
-    }
-    let name = "kafka_coordinator_group_groupcount";
-    let mut family = encoder.encode_descriptor(name, "Groups by state", None, zero.metric_type())?;
-    for (state, groups) in states {
-        ConstGauge::new(groups).encode(family.encode_family(&StateLabel { state: state.to_owned() })?)?;
-    }
-    Ok(())
 }

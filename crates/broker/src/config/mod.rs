@@ -534,6 +534,11 @@ settings! {
     allow_everyone_if_no_acl: bool = false, "allow.everyone.if.no.acl.found", false, true;
     /// Bytes of metrics that a client may push at once (KIP-714).
     telemetry_max_bytes: i32 = 1_048_576, "telemetry.max.bytes", 1, i32::MAX;
+    /// Whether clients are told that they can push their metrics (KIP-714). Off, as in a Kafka whose reporters take none: librdkafka
+    /// logs a line at each start where a server takes metrics and has not asked for any.
+    telemetry: bool = false, "client.telemetry.enable", false, true;
+    /// Bound of the series in the metrics of topics, groups and partitions together.
+    metrics_series_max: i32 = 10_000, "metrics.series.max", 0, i32::MAX;
 }
 
 /// The name with the smallest edit distance to `name`, if that distance is small.

@@ -1,6 +1,5 @@
 //! One client connection in the broker: request frames in, answers out, in the order of the requests.
 
-pub mod collector;
 pub mod table;
 
 use std::future::{Future, poll_fn};

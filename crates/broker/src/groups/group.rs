@@ -226,6 +226,11 @@ impl Group {
         self.wake_at
     }
 
+    /// The number of members.
+    pub fn members(&self) -> usize {
+        self.consumer.as_ref().map_or(self.roster.len(), |consumer| consumer.members().count())
+    }
+
     /// The group as DescribeGroups and ListGroups show it.
     pub fn describe(&self) -> GroupDescription {
         let protocol = self.protocol.clone().filter(|_| self.state == State::Stable);

@@ -288,10 +288,16 @@ impl Opening {
             scanned_segments = report.scanned_segments,
             scanned_bytes = report.scanned_bytes,
             end = %report.end,
-            dropped_blocks = report.dropped_blocks,
-            dropped_bytes = report.dropped_bytes,
-            "the log is open; dropped blocks were written but never acknowledged"
+            "the log is open"
         );
+        if report.dropped_blocks > 0 {
+            tracing::info!(
+                directory = path,
+                blocks = report.dropped_blocks,
+                bytes = report.dropped_bytes,
+                "what was written last and never acknowledged is dropped"
+            );
+        }
         let loaded = || {
             restored.map_or(Ok(()), |restored| restored.is_in(&log)).map_err(|error| Unusable {
                 doing: "comparing it with what was restored",

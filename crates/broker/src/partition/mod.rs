@@ -8,6 +8,7 @@ pub mod moving;
 mod order;
 pub mod sequence;
 pub mod signal;
+pub mod traffic;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,9 +25,11 @@ use wire::Text;
 use wire::records::{TransactionResult, end_transaction_marker};
 
 use self::log::{LocalLog, PartitionLog, Restored};
+use self::moving::epochs_of;
 pub use self::order::{Marker, Order};
 use self::sequence::{Sequence, SequenceError};
 use self::signal::Subscribers;
+use self::traffic::Traffic;
 use crate::logs::{Absent, Lost, OpenLog};
 use crate::placement::{FIRST_EPOCH, Leader, Leadership};
 use crate::transactions::{AbortedTransaction, Check, PartitionTransactions, TransactionIndex};
@@ -36,6 +39,8 @@ use crate::transactions::{AbortedTransaction, Check, PartitionTransactions, Tran
 pub struct Partition {
     /// The topic's name.
     pub topic: Text,
+    /// What clients have sent to the topic and got from it.
+    pub traffic: Arc<Traffic>,
     /// The partition's index in the topic.
     pub index: i32,
     /// The id of the partition's stream. It does not depend on the log.
@@ -163,21 +168,11 @@ pub struct Placed {
     pub admission: Admission,
 }
 
-/// The epochs of a partition that is opened. Earlier leaders of a partition with records are one epoch, because nobody
-/// has noted where each of them began. No record that a consumer saw is ever cut off, so the end of all of them is the end
-/// of each (KIP-320).
-fn epochs_of(leader: Leader, next_offset: Offset) -> Vec<(i32, Offset)> {
-    match leader.epoch > FIRST_EPOCH && next_offset > Offset::ZERO {
-        true => vec![(FIRST_EPOCH, Offset::ZERO), (leader.epoch, next_offset)],
-        false => vec![(leader.epoch, Offset::ZERO)],
-    }
-}
-
 impl Partition {
     /// Creates a partition whose records are in the stream `stream_id` of `log`. Its leader epoch is that of the log and
     /// `epoch_base`.
     pub fn new(
-        topic: Text,
+        (topic, traffic): (Text, Arc<Traffic>),
         index: i32,
         (stream_id, epoch_base): (StreamId, i32),
         log: Result<Arc<OpenLog>, Absent>,
@@ -199,6 +194,7 @@ impl Partition {
         };
         Partition {
             topic,
+            traffic,
             index,
             stream_id,
             log,
@@ -616,7 +612,8 @@ mod tests {
         let directory = LogDirectory::new("a", move |_| Ok(Arc::new(disk.clone()) as Arc<dyn Disk>));
         let opening = Opening::of(Config { reserve_bytes: 0, segment_bytes: 1 << 20, ..Config::default() });
         let logs = Logs::open(vec![directory], &opening, store, home.path(), &BTreeMap::new()).unwrap();
-        let partition = Partition::new("t".into(), 0, (STREAM, 0), Ok(logs.all()[0].clone()), LEADER);
+        let partition =
+            Partition::new(("t".into(), Arc::default()), 0, (STREAM, 0), Ok(logs.all()[0].clone()), LEADER);
         (logs, partition)
     }
 

@@ -8,12 +8,22 @@ use wire::records::transaction_result;
 
 use super::log::PartitionLog;
 use super::sequence::SequenceError;
-use super::{Checked, Order, Partition, epochs_of};
+use super::{Checked, Order, Partition};
 use crate::logs::Absent;
-use crate::placement::Leader;
+use crate::placement::{FIRST_EPOCH, Leader};
 
 /// A change of leaders that was planned takes less.
 pub const PASSING: Duration = Duration::from_secs(1);
+
+/// The epochs of a partition that is opened. Earlier leaders of a partition with records are one epoch, because nobody
+/// has noted where each of them began. No record that a consumer saw is ever cut off, so the end of all of them is the end
+/// of each (KIP-320).
+pub(super) fn epochs_of(leader: Leader, next_offset: Offset) -> Vec<(i32, Offset)> {
+    match leader.epoch > FIRST_EPOCH && next_offset > Offset::ZERO {
+        true => vec![(FIRST_EPOCH, Offset::ZERO), (leader.epoch, next_offset)],
+        false => vec![(leader.epoch, Offset::ZERO)],
+    }
+}
 
 impl Partition {
     pub(super) fn set_leader(&self, leader: Leader) {

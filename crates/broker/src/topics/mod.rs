@@ -6,6 +6,7 @@
 mod moving;
 mod names;
 mod reassigning;
+mod topic;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -23,20 +24,20 @@ pub use self::moving::Leaders;
 use self::names::Names;
 pub use self::names::{TOPIC_NAME_MAX, check_name};
 pub use self::reassigning::{MoveError, Moving};
+use self::topic::is_internal;
+pub use self::topic::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic};
 use crate::config::resource_setting::Overrides;
 use crate::image::records::TopicRecord;
 use crate::image::stored;
 use crate::image::{Delta, Image, Metadata, Observer, Record, Update};
 use crate::logs::{Held, Logs, Streams};
 use crate::partition::Partition;
+use crate::partition::traffic::Traffic;
 use crate::placement::Placement;
 use crate::settings::accepted::MIN_INSYNC;
 use crate::settings::resource::{ResourceConfigs, ResourceKind};
 use crate::settings::topic::{TopicConfig, settle_diskless, settle_level};
-/// The topic of committed offsets and group state.
-pub const OFFSETS_TOPIC: &str = "__consumer_offsets";
-/// The topic of transaction state.
-pub const TRANSACTIONS_TOPIC: &str = "__transaction_state";
+
 /// The name of the log in which Kafka's controllers keep their metadata.
 const METADATA_TOPIC: &str = "__cluster_metadata";
 
@@ -77,51 +78,6 @@ pub enum TopicError {
     /// The metadata store failed.
     #[error(transparent)]
     Meta(#[from] MetaError),
-}
-
-/// A topic.
-#[derive(Debug)]
-pub struct Topic {
-    /// The topic's name.
-    pub name: Text,
-    /// The topic's id (KIP-516).
-    pub id: Uuid,
-    partitions: RwLock<Arc<[Arc<Partition>]>>,
-    /// The topic's record in the metadata.
-    record: RwLock<Arc<TopicRecord>>,
-    config: RwLock<Arc<TopicConfig>>,
-}
-
-impl Topic {
-    /// All partitions of the topic.
-    pub fn partitions(&self) -> Arc<[Arc<Partition>]> {
-        self.partitions.read().clone()
-    }
-
-    /// The partition `index`.
-    pub fn partition(&self, index: i32) -> Option<Arc<Partition>> {
-        self.partitions.read().get(usize::try_from(index).ok()?).cloned()
-    }
-
-    /// The topic's settings.
-    pub fn config(&self) -> Arc<TopicConfig> {
-        self.config.read().clone()
-    }
-
-    /// The topic's record in the metadata. It contains, among others, the settings that differ from the defaults, as
-    /// text.
-    pub fn record(&self) -> Arc<TopicRecord> {
-        self.record.read().clone()
-    }
-
-    /// Whether the server keeps the topic for itself.
-    pub fn is_internal(&self) -> bool {
-        is_internal(&self.name)
-    }
-}
-
-fn is_internal(name: &str) -> bool {
-    matches!(name, OFFSETS_TOPIC | TRANSACTIONS_TOPIC)
 }
 
 /// Streams for new partitions.
@@ -171,6 +127,8 @@ pub struct Topics {
     changes: watch::Sender<u64>,
     /// Bytes of requests that may still wait for leaders.
     settling: Semaphore,
+    /// What all topics count together, also those that are gone.
+    pub traffic: Arc<Traffic>,
 }
 
 impl Topics {
@@ -195,6 +153,7 @@ impl Topics {
             moving: Mutex::default(),
             changes: watch::Sender::new(0),
             settling: Semaphore::new(moving::SETTLING_BYTES_MAX),
+            traffic: Arc::default(),
         });
         let image = topics.metadata.image();
         // Internal topics first: nothing of the others goes to the object store before their partitions lead.
@@ -476,14 +435,15 @@ impl Topics {
     fn partition(
         &self,
         image: &Image,
-        topic: &Text,
+        (topic, traffic): (&Text, &Arc<Traffic>),
         record: &TopicRecord,
         index: i32,
         (stream, log): (StreamId, Uuid),
     ) -> Arc<Partition> {
         let base = record.epoch_base(index);
         let leader = self.leader_of(image, log, base);
-        let partition = Partition::new(topic.clone(), index, (stream, base), self.logs.find(log), leader);
+        let name = (topic.clone(), traffic.clone());
+        let partition = Partition::new(name, index, (stream, base), self.logs.find(log), leader);
         if record.moves.get(&index).is_some_and(|of| of.ready) {
             partition.seal(true);
         }
@@ -493,9 +453,10 @@ impl Topics {
     }
 
     fn insert(&self, image: &Image, name: Text, record: &Arc<TopicRecord>) {
-        let places = (0..).zip(record.places());
+        let (places, traffic) = ((0..).zip(record.places()), Traffic::within(&self.traffic));
+        let of = (&name, &traffic);
         let partitions: Vec<_> =
-            places.map(|(index, place)| self.partition(image, &name, record, index, place)).collect();
+            places.map(|(index, place)| self.partition(image, of, record, index, place)).collect();
         let config = Arc::new(self.config_of(&record.configs));
         // Before anybody finds the topic: a record of a diskless topic must not be visible too early.
         set_levels(&name, &partitions, &config);
@@ -506,6 +467,7 @@ impl Topics {
             partitions: RwLock::new(partitions.into()),
             record: RwLock::new(record.clone()),
             config: RwLock::new(config),
+            traffic,
         });
         self.by_id.write().insert(record.id, topic.clone());
         self.by_name.write().insert(topic.clone());

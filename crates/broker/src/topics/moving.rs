@@ -236,7 +236,7 @@ impl Topics {
                 .zip(before.iter().enumerate())
                 .map(|(index, (at, old))| match stays(at) {
                     true => old.clone(),
-                    false => self.partition(&image, &topic.name, &record, index, places[at]),
+                    false => self.partition(&image, topic.named(), &record, index, places[at]),
                 })
                 .collect();
             let new = partitions.iter().zip(before.iter()).filter(|(new, old)| !Arc::ptr_eq(new, old));
@@ -278,7 +278,7 @@ impl Topics {
             let at = usize::try_from(index).unwrap_or(usize::MAX);
             kept(at, place.0)
                 .or_else(|| self.copied(image, record, index, place))
-                .unwrap_or_else(|| self.partition(image, &topic.name, record, index, place))
+                .unwrap_or_else(|| self.partition(image, topic.named(), record, index, place))
         });
         let partitions: Arc<[Arc<Partition>]> = partitions.collect();
         set_levels(&topic.name, &partitions, &topic.config());

@@ -83,6 +83,7 @@ mod tests {
                 partitions: RwLock::new(Arc::new([])),
                 record: RwLock::new(Arc::new(TopicRecord::new(Uuid::new_v4(), Overrides::new()))),
                 config: RwLock::new(Arc::new(TopicConfig::new(&Overrides::new(), &crate::Config::default()))),
+                traffic: Arc::default(),
             })
         };
         let mut names = Names::default();

@@ -299,7 +299,8 @@ impl Topics {
         }
         let Ok(log) = self.logs.find(of.log) else { return };
         let leader = topic.partition(index).map_or_else(|| self.placement.first_leader(), |it| it.leader());
-        let copy = Partition::new(topic.name.clone(), index, (stream, of.epoch), Ok(log), leader);
+        let name = (topic.name.clone(), topic.traffic.clone());
+        let copy = Partition::new(name, index, (stream, of.epoch), Ok(log), leader);
         let copy = Arc::new(copy);
         set_levels(&topic.name, std::slice::from_ref(&copy), &topic.config());
         self.by_stream.write().insert(stream, copy);
