@@ -4,6 +4,7 @@
 //! The counting allocator needs `unsafe`. It only forwards to the system's allocator.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
+#[path = "it/common/mod.rs"]
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -1,9 +1,5 @@
 //! A broker whose disk is lost comes back from its bucket: the metadata as it was, and every stored record.
 
-#![allow(clippy::unwrap_used, reason = "a test stops where it is surprised")]
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -13,7 +9,6 @@ use std::time::{Duration, Instant};
 use broker::snapshots::restore::{LogTarget, RestoreError, Restored, newest, restore};
 use broker::{Broker, Config, Connection, LogDirectory};
 use bytes::Bytes;
-use common::{call, close, connect, create_topic, fetch_of, fetch_request, produce};
 use disk::{Disk, Engine, open_directory};
 use meta::{Embedded, Store};
 use model::{Compression, Offset, StreamId, Timestamp};
@@ -24,6 +19,8 @@ use storage::restore::Asking;
 use wire::Text;
 use wire::messages as m;
 use wire::records::{BatchBuilder, records};
+
+use crate::common::{call, close, connect, create_topic, fetch_of, fetch_request, produce};
 
 const TOPIC: &str = "tiered";
 const LATEST_TIERED: i64 = -5;

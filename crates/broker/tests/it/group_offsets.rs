@@ -1,17 +1,15 @@
 //! Committed offsets as clients see them: they survive a restart, they do not pile up, and they are deleted with their
 //! topic.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::time::{Duration, Instant};
 
 use broker::Connection;
-use common::{call, close, connect, create_topic, open_with};
 use wire::messages as m;
 use wire::messages::offset_commit_request::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
 use wire::messages::offset_fetch_request::{OffsetFetchRequestGroup, OffsetFetchRequestTopics};
 use wire::{ErrorCode, Text};
+
+use crate::common::{call, close, connect, create_topic, open_with};
 
 const PARTITIONS: i32 = 100;
 const SETTINGS: [(&str, &str); 2] = [("log.cleaner.backoff.ms", "10"), ("offsets.topic.num.partitions", "1")];

@@ -1,16 +1,14 @@
 //! Groups of the consumer protocol (KIP-848) as clients see them: heartbeats and their refusals, offsets, descriptions,
 //! regular expressions, migration from and to the classic protocol, and restarts.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use broker::Connection;
-use common::{call, close, connect, create_topic, open};
 use wire::messages as m;
 use wire::messages::consumer_group_heartbeat_request::TopicPartitions;
 use wire::messages::offset_commit_request::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
 use wire::messages::offset_fetch_request::{OffsetFetchRequestGroup, OffsetFetchRequestTopics};
 use wire::{ErrorCode, Message, Text, Writer};
+
+use crate::common::{call, close, connect, create_topic, open};
 
 fn join(member: &str, topic: &'static str) -> m::ConsumerGroupHeartbeatRequest {
     m::ConsumerGroupHeartbeatRequest {
@@ -222,7 +220,7 @@ async fn a_member_that_falls_silent_loses_what_it_had() {
     let directory = tempfile::tempdir().unwrap();
     let settings =
         [("group.consumer.session.timeout.ms", "200"), ("group.consumer.heartbeat.interval.ms", "50")];
-    let broker = common::open_with(directory.path(), &settings);
+    let broker = crate::common::open_with(directory.path(), &settings);
     let mut c = connect(&broker);
     create_topic(&mut c, "t", 2, &[]).await;
     assert_eq!(beat(&mut c, &join("silent", "t")).await.heartbeat_interval_ms, 50);
@@ -230,7 +228,7 @@ async fn a_member_that_falls_silent_loses_what_it_had() {
     // The same holds for a broker that was restarted in the meantime.
     drop(c);
     close(broker).await;
-    let broker = common::open_with(directory.path(), &settings);
+    let broker = crate::common::open_with(directory.path(), &settings);
     let mut c = connect(&broker);
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
     let mut epoch = 3;
@@ -422,7 +420,7 @@ fn decode_assignment(bytes: &wire::Bytes) -> Vec<i32> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_changes_its_protocol_while_it_is_in_use() {
     let directory = tempfile::tempdir().unwrap();
-    let broker = common::open_with(directory.path(), &[("group.initial.rebalance.delay.ms", "0")]);
+    let broker = crate::common::open_with(directory.path(), &[("group.initial.rebalance.delay.ms", "0")]);
     let mut c = connect(&broker);
     create_topic(&mut c, "t", 2, &[]).await;
     let id = join_classic(&mut c, "", "t").await.member_id;
@@ -454,7 +452,7 @@ async fn a_group_changes_its_protocol_while_it_is_in_use() {
     // A restart keeps this state.
     drop(c);
     close(broker).await;
-    let broker = common::open_with(directory.path(), &[("group.initial.rebalance.delay.ms", "0")]);
+    let broker = crate::common::open_with(directory.path(), &[("group.initial.rebalance.delay.ms", "0")]);
     let mut c = connect(&broker);
     assert_eq!(heartbeat_classic(&mut c, &id, 2).await, 0);
     assert_eq!(beat(&mut c, &stay("new", 2)).await.error_code, 0);
@@ -471,7 +469,7 @@ async fn a_group_changes_its_protocol_while_it_is_in_use() {
     assert_eq!(sync_classic(&mut c, &id, joined.generation_id).await.error_code, 0);
     drop(c);
     close(broker).await;
-    let broker = common::open_with(directory.path(), &[("group.initial.rebalance.delay.ms", "0")]);
+    let broker = crate::common::open_with(directory.path(), &[("group.initial.rebalance.delay.ms", "0")]);
     let mut c = connect(&broker);
     assert_eq!(list(&mut c).await, [("classic".to_owned(), "Stable".to_owned())]);
     assert_eq!(heartbeat_classic(&mut c, &id, joined.generation_id).await, 0);

@@ -1,14 +1,12 @@
 //! Settings that clients change at run time: of the broker, of groups, of client-metrics subscriptions.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use broker::Connection;
-use common::{call, close, connect, create_topic, open, open_with, produce};
 use model::{Compression, Timestamp};
 use wire::messages as m;
 use wire::records::BatchBuilder;
 use wire::{ErrorCode, Text};
+
+use crate::common::{call, close, connect, create_topic, open, open_with, produce};
 
 const NONE: i16 = 0;
 const INVALID_REQUEST: i16 = ErrorCode::InvalidRequest as i16;

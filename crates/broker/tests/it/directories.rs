@@ -1,8 +1,5 @@
 //! Several log directories on simulated disks: what a lost directory makes unavailable, what stays available, and that
 //! no partition comes back empty.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,9 +7,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use broker::{Broker, Connection, LogDirectory, OpenError};
-use common::{
-    call, close, connect, create_topic, fetch_of, fetch_request, open_on, produce, try_create_topic,
-};
 use disk::sim::Fault;
 use disk::{Disk, SimDisk};
 use meta::{Change, Embedded, Store};
@@ -21,6 +15,10 @@ use parking_lot::Mutex;
 use wire::messages as m;
 use wire::records::BatchBuilder;
 use wire::{Bytes, ErrorCode, Text};
+
+use crate::common::{
+    call, close, connect, create_topic, fetch_of, fetch_request, open_on, produce, try_create_topic,
+};
 
 const NONE: i16 = 0;
 const STORAGE: i16 = ErrorCode::KafkaStorageError.code();

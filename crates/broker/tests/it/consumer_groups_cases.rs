@@ -1,8 +1,6 @@
 //! Groups of the consumer protocol (KIP-848) in rare situations that random clients seldom reach: take-overs, topics
 //! that change during a heartbeat, changes of the protocol during a rebalance.
 
-#![allow(clippy::unwrap_used, reason = "a test stops where it is surprised")]
-
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 

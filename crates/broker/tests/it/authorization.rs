@@ -1,18 +1,16 @@
 //! Every API with no rights, with the rights that Kafka's documentation lists for it, with all of them but one, and
 //! with one of them denied. [`cases`] lists the rights of each API. An advertised API that is not listed fails the
 //! test.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use broker::{Broker, Connection, Listener, Origin, Principal};
-use common::{call, create_topic, open_with};
 use wire::messages as m;
 use wire::{ApiKey, Bytes, Message, Text};
+
+use crate::common::{call, create_topic, open_with};
 
 /// Codes of resource types and operations in requests.
 const TOPIC: i8 = 2;
@@ -156,7 +154,7 @@ fn data() -> Vec<Case> {
         }],
         timeout_ms: 1000,
     };
-    let fetched = common::fetch_request((0, -1), 0, vec![common::fetch_of("t", 0, 0)]);
+    let fetched = crate::common::fetch_request((0, -1), 0, vec![crate::common::fetch_of("t", 0, 0)]);
     let parts = m::DescribeTopicPartitionsRequest {
         topics: vec![m::describe_topic_partitions_request::TopicRequest { name: text("t") }],
         response_partition_limit: 10,
@@ -848,7 +846,7 @@ async fn every_advertised_api_is_in_the_table() {
     let directory = tempfile::tempdir().unwrap();
     let broker = open_with(directory.path(), &[AUTHORIZER]);
     let mut connection = connect_as(&broker, "a");
-    let answer: m::ApiVersionsResponse = call(&mut connection, 4, &common::api_versions()).await;
+    let answer: m::ApiVersionsResponse = call(&mut connection, 4, &crate::common::api_versions()).await;
     let mut missing = Vec::new();
     for api in answer.api_keys.iter().filter_map(|api| ApiKey::from_i16(api.api_key)) {
         let of_api: Vec<Case> = cases().into_iter().filter(|case| case.api == api).collect();
@@ -883,13 +881,13 @@ async fn every_advertised_api_is_in_the_table() {
 async fn an_acl_takes_effect_in_a_fetch_session_that_is_open() {
     let directory = tempfile::tempdir().unwrap();
     let (broker, mut root) = prepared(directory.path()).await;
-    assert_eq!(common::produce(&mut root, "t", 0, -1, batch()).await.0, 0);
+    assert_eq!(crate::common::produce(&mut root, "t", 0, -1, batch()).await.0, 0);
     put_acl(&mut root, (TOPIC, "t", READ), ALLOW).await;
     let mut reader = connect_as(&broker, "a");
-    let begin = common::fetch_request((0, 0), 0, vec![common::fetch_of("t", 0, 0)]);
+    let begin = crate::common::fetch_request((0, 0), 0, vec![crate::common::fetch_of("t", 0, 0)]);
     let begun: m::FetchResponse = call(&mut reader, 12, &begin).await;
     assert_eq!((begun.responses[0].partitions[0].error_code, begun.session_id != 0), (0, true));
-    let go_on = |epoch| common::fetch_request((begun.session_id, epoch), 0, Vec::new());
+    let go_on = |epoch| crate::common::fetch_request((begun.session_id, epoch), 0, Vec::new());
     put_acl(&mut root, (TOPIC, "t", READ), DENY).await;
     let denied: m::FetchResponse = call(&mut reader, 12, &go_on(1)).await;
     let partition = &denied.responses[0].partitions[0];

@@ -1,19 +1,16 @@
 //! Diskless topics (KIP-1150): acknowledged and visible once the object store has the records.
 
-#![allow(clippy::unwrap_used, reason = "a test stops where it is surprised")]
-
-mod common;
-
 use std::time::{Duration, Instant};
 
 use broker::Connection;
 use bytes::Bytes;
-use common::store::{Machine, fill, read_back, value};
-use common::{call, close, connect, create_topic, fetch_of, fetch_request, produce, try_create_topic};
 use model::{Compression, Timestamp};
 use wire::ErrorCode;
 use wire::messages as m;
 use wire::records::{BatchBuilder, records};
+
+use crate::common::store::{Machine, fill, read_back, value};
+use crate::common::{call, close, connect, create_topic, fetch_of, fetch_request, produce, try_create_topic};
 
 const TOPIC: &str = "diskless";
 const DISKLESS: (&str, &str) = ("diskless.enable", "true");
@@ -216,7 +213,7 @@ async fn a_topic_is_diskless_from_its_creation_on_or_never() {
     close(broker).await;
 
     let home = tempfile::tempdir().unwrap();
-    let broker = common::open(home.path());
+    let broker = crate::common::open(home.path());
     let mut client = connect(&broker);
     let refused = try_create_topic(&mut client, TOPIC, 1, &[DISKLESS]).await;
     assert!(

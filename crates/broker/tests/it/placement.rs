@@ -1,19 +1,17 @@
 //! Two brokers that lead different partitions: which of them serves a request, and what clients are told when a leader
 //! changes.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use broker::{Broker, Connection};
-use common::{call, close, connect, create_topic, fetch_of, fetch_request, open, produce};
 use model::{Compression, Timestamp};
 use wire::messages as m;
 use wire::records::BatchBuilder;
 use wire::{Bytes, ErrorCode, Text};
+
+use crate::common::{call, close, connect, create_topic, fetch_of, fetch_request, open, produce};
 
 const NONE: i16 = 0;
 const NOT_LEADER: i16 = ErrorCode::NotLeaderOrFollower.code();

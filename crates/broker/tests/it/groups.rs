@@ -1,4 +1,4 @@
-//! The group coordinator, driven by the scripts in `tests/groups/*.script` and by seeded random clients.
+//! The group coordinator, driven by the scripts in `tests/it/groups/*.script` and by seeded random clients.
 //!
 //! A script is a list of commands. Each command is followed by all `->` lines that it must produce, in order. A time
 //! before a command (or alone) first advances the clock to it. Events on the way are marked `@time`. Every reply and
@@ -18,11 +18,7 @@
 //! A client's member id is its name (or instance id) and a number. Metadata `@t+u` is a consumer's subscription to the
 //! topics t and u. Member id, instance and generation default to the last values that the client received.
 
-#![allow(clippy::unwrap_used, reason = "a test stops where it is surprised")]
-
-#[path = "groups/random.rs"]
 mod random;
-#[path = "groups/runner.rs"]
 mod runner;
 
 use std::fs;
@@ -30,7 +26,7 @@ use std::path::Path;
 
 #[test]
 fn scripts_give_what_they_say() {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/groups");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/groups");
     let mut paths: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "script"));

@@ -1,20 +1,18 @@
 //! Produce and Fetch as clients see them: idempotence across restarts, timestamps, sessions, long polls, limits.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use broker::LogDirectory;
-use common::{
-    call, close, connect, create_topic, fetch_of, fetch_request, metric, open, open_on, open_with, produce,
-};
 use model::{Compression, Timestamp};
 use prometheus_client::registry::Registry;
 use wire::messages as m;
 use wire::records::{BatchBuilder, records};
 use wire::{Bytes, ErrorCode, Text};
+
+use crate::common::{
+    call, close, connect, create_topic, fetch_of, fetch_request, metric, open, open_on, open_with, produce,
+};
 
 fn batch(values: &[&str], timestamp: i64, producer: Option<(i64, i16, i32)>) -> Bytes {
     let mut builder = BatchBuilder::new(Compression::None);

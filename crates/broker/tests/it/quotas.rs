@@ -1,17 +1,15 @@
 //! Client quotas: which quota applies to a client, what a client over its quota is told, and that a restart keeps the
 //! quotas.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::time::{Duration, Instant};
 
 use broker::Connection;
-use common::{call, close, connect, create_topic, fetch_of, fetch_request, open, open_with};
 use model::{Compression, Timestamp};
 use wire::messages as m;
 use wire::records::BatchBuilder;
 use wire::{ErrorCode, Text};
+
+use crate::common::{call, close, connect, create_topic, fetch_of, fetch_request, open, open_with};
 
 const NONE: i16 = 0;
 const INVALID_REQUEST: i16 = ErrorCode::InvalidRequest as i16;

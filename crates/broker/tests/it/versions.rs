@@ -1,15 +1,13 @@
 //! Every version that ApiVersions advertises is answered, and the answer decodes completely as that version.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use broker::{Connection, Right};
-use common::{call, connect, open, open_with, unframed};
 use wire::messages::{self as m, MESSAGES};
 use wire::{ApiKey, Bytes, Chunks, Message, Reader, Text, frame};
+
+use crate::common::{call, connect, open, open_with, unframed};
 
 /// Lets the server tell of all APIs that it has.
 const TELEMETRY: (&str, &str) = ("client.telemetry.enable", "true");
@@ -61,7 +59,7 @@ fn default_request(api_key: ApiKey, version: i16) -> Chunks {
 }
 
 async fn advertised(connection: &mut Connection) -> BTreeMap<i16, (i16, i16)> {
-    let answer: m::ApiVersionsResponse = call(connection, 4, &common::api_versions()).await;
+    let answer: m::ApiVersionsResponse = call(connection, 4, &crate::common::api_versions()).await;
     answer.api_keys.iter().map(|api| (api.api_key, (api.min_version, api.max_version))).collect()
 }
 
@@ -145,7 +143,7 @@ async fn what_is_not_promised_is_refused() {
             client_software_version: Text::from_static("1"),
             ..Default::default()
         };
-        let answer: m::ApiVersionsResponse = common::call(&mut connection, version, &request).await;
+        let answer: m::ApiVersionsResponse = crate::common::call(&mut connection, version, &request).await;
         assert_eq!((answer.error_code, answer.api_keys.len()), (0, promised.len()));
         assert_eq!(answer.supported_features.len(), features, "version {version}");
     }
@@ -180,7 +178,7 @@ async fn clients_that_ask_for_the_same_new_topic_at_once_all_get_it() {
 async fn table(connection: &mut Connection) -> String {
     use std::fmt::Write;
 
-    let answer: m::ApiVersionsResponse = call(connection, 4, &common::api_versions()).await;
+    let answer: m::ApiVersionsResponse = call(connection, 4, &crate::common::api_versions()).await;
     let promised: BTreeMap<i16, (i16, i16)> =
         answer.api_keys.iter().map(|api| (api.api_key, (api.min_version, api.max_version))).collect();
     let mut table = String::from(
@@ -226,7 +224,7 @@ async fn table(connection: &mut Connection) -> String {
     table
 }
 
-/// `MAINSTEM_WRITE_DOCS=1 cargo test -p mainstem-broker --test versions` rewrites the table.
+/// `MAINSTEM_WRITE_DOCS=1 cargo test -p mainstem-broker --test it versions::` rewrites the table.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_documents_say_what_apiversions_answers() {
     const BEGIN: &str = "<!-- the table -->\n";

@@ -1,11 +1,8 @@
 //! Three brokers with one metadata store and one object store: each owns logs, others take them over when it dies, and
 //! nothing acknowledged is lost.
 
-#![allow(clippy::unwrap_used, reason = "a test stops where it is surprised")]
-
 #[path = "common/cluster_administration.rs"]
 mod administration;
-mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -19,8 +16,6 @@ use broker::{
     AdminError, Broker, ClusterAdmin, Config, Connection, CopyDirectory, Directories, Membership, Remote,
 };
 use bytes::Bytes;
-use common::transactional::{Producer, Seen, V1, V2, Version, now_ms, read as read_committed};
-use common::{call, connect, fetch_of, fetch_request, metric, try_create_topic, unframed};
 use disk::{Disk, Engine, open_directory};
 use model::{Compression, Timestamp};
 use objects::{Bucket, DirectoryBucket};
@@ -29,6 +24,9 @@ use wire::messages as m;
 use wire::messages::metadata_response::MetadataResponsePartition;
 use wire::records::{BatchBuilder, records};
 use wire::{Chunks, ErrorCode, Text};
+
+use crate::common::transactional::{Producer, Seen, V1, V2, Version, now_ms, read as read_committed};
+use crate::common::{call, connect, fetch_of, fetch_request, metric, try_create_topic, unframed};
 
 const TOPIC: &str = "t";
 const SHORT: &str = "short";
@@ -188,7 +186,8 @@ impl Cluster {
                 let (node, _) = self.leaders().await[partition.unsigned_abs() as usize];
                 if let Some(broker) = self.brokers.get(&node) {
                     let (error, _, _) =
-                        common::produce(&mut connect(broker), TOPIC, partition, -1, batch(&value)).await;
+                        crate::common::produce(&mut connect(broker), TOPIC, partition, -1, batch(&value))
+                            .await;
                     if error == 0 {
                         break;
                     }
@@ -412,7 +411,7 @@ async fn a_broker_that_dies_loses_its_logs_to_the_others_and_nothing_else() {
     // The former owner has its logs open, and answers for nothing that comes behind the seal.
     for partition in (0..PARTITIONS).filter(|at| before[at.unsigned_abs() as usize].0 == 1) {
         let (error, _, _) =
-            common::produce(&mut connect(&zombie), TOPIC, partition, -1, batch("too late")).await;
+            crate::common::produce(&mut connect(&zombie), TOPIC, partition, -1, batch("too late")).await;
         assert!(may_be_retried(error), "{error}");
         // What is behind the end that it knows is nothing that it can refuse.
         let records = cluster.acknowledged[partition.unsigned_abs() as usize].len();
@@ -587,7 +586,7 @@ async fn acks_all_needs_replicas_in_sync() {
             let (node, _) = cluster.leaders().await[0];
             let asked = cluster.brokers.get(&node).map(connect);
             if let Some(mut client) = asked {
-                let error = common::produce(&mut client, TOPIC, 0, acks, batch("another")).await.0;
+                let error = crate::common::produce(&mut client, TOPIC, 0, acks, batch("another")).await.0;
                 if error == ErrorCode::NotEnoughReplicas.code() || !may_be_retried(error) {
                     return error;
                 }
@@ -633,7 +632,7 @@ async fn producers_are_led_to_the_next_leader_of_a_log_that_moves() {
         assert!(Instant::now() < until, "{known:?} lead, {taken:?} took a record");
         for (partition, (leader, last)) in (0..).zip(&mut known) {
             let (mut client, asked) = (connect(&cluster.brokers[leader]), Instant::now());
-            let said = common::try_produce(&mut client, TOPIC, partition, -1, batch("value")).await;
+            let said = crate::common::try_produce(&mut client, TOPIC, partition, -1, batch("value")).await;
             let next = said.current_leader.leader_id;
             if said.error_code == 0 {
                 *last = asked;
@@ -696,7 +695,7 @@ async fn offsets_go_on_where_all_records_are_deleted() {
     let mut ends = [[0_i64; PARTITIONS.unsigned_abs() as usize]; 2];
     // A record that was answered with acks=1 may be named at once.
     let appended = async |client: &mut Connection| {
-        let (error, base, _) = common::produce(client, LONG, 0, 1, batch("short")).await;
+        let (error, base, _) = crate::common::produce(client, LONG, 0, 1, batch("short")).await;
         (error, base)
     };
     ends[1][0] = cluster.any_broker(LONG, appended).await + 1;
@@ -718,7 +717,7 @@ async fn offsets_go_on_where_all_records_are_deleted() {
                 let base = cluster
                     .any_broker(name, async |client| {
                         let (error, base, _) =
-                            common::produce(client, name, partition, -1, batch("short")).await;
+                            crate::common::produce(client, name, partition, -1, batch("short")).await;
                         (error, base)
                     })
                     .await;
@@ -1330,7 +1329,7 @@ async fn idempotent(cluster: &Cluster, partition: i32, sequence: i32, value: &st
     let batch = builder.finish();
     cluster
         .any_broker(LONG, async |client| {
-            let (error, base, _) = common::produce(client, LONG, partition, -1, batch.clone()).await;
+            let (error, base, _) = crate::common::produce(client, LONG, partition, -1, batch.clone()).await;
             (error, base)
         })
         .await

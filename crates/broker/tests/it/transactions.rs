@@ -1,8 +1,5 @@
 //! Transactions as clients see them: the view of read_committed, also after crashes; fencing, time-outs, offsets; and
 //! the second version of the protocol (KIP-890).
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,14 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use broker::{Broker, Connection, LogDirectory};
-use common::transactional::{Producer, Seen, V1, V2, now_ms, read};
-use common::{call, close, connect, create_topic, fetch_of, fetch_request, open_on};
 use disk::SimDisk;
 use disk::sim::Fault;
 use model::{Compression, Timestamp};
 use wire::messages as m;
 use wire::records::{BatchBuilder, records};
 use wire::{Bytes, ErrorCode, Text};
+
+use crate::common::transactional::{Producer, Seen, V1, V2, now_ms, read};
+use crate::common::{call, close, connect, create_topic, fetch_of, fetch_request, open_on};
 
 const NONE: i16 = 0;
 /// A computer whose power can be cut, with a disk for its log, or two.
@@ -213,7 +211,7 @@ async fn producers_are_fenced_and_wrong_steps_get_kafkas_errors() {
     // Without a transactional id, the batch belongs to no transaction.
     let mut nobody = Producer::new(&broker, "other", V2).await;
     let batch = nobody.batch(0, &["e"]);
-    let answer = common::produce(&mut nobody.connection, "t", 0, -1, batch).await;
+    let answer = crate::common::produce(&mut nobody.connection, "t", 0, -1, batch).await;
     assert_eq!(answer.0, ErrorCode::TransactionalIdAuthorizationFailed.code());
     assert_eq!(nobody.initialize(0).await, ErrorCode::InvalidTransactionTimeout.code());
     assert_eq!(nobody.initialize(900_001).await, ErrorCode::InvalidTransactionTimeout.code());
@@ -512,7 +510,8 @@ async fn a_transaction_does_not_join_the_one_before_whose_log_is_full() {
     assert_eq!(producer.send("t", far, &["a"]).await, NONE);
     full.set_capacity(0);
     let mut filled = 0;
-    while common::produce(&mut reader, "t", far, -1, plain_batch(&"f".repeat(60_000))).await.0 == NONE {
+    while crate::common::produce(&mut reader, "t", far, -1, plain_batch(&"f".repeat(60_000))).await.0 == NONE
+    {
         filled += 1;
         assert!(filled < 1000, "it is never full");
     }

@@ -1,13 +1,11 @@
 //! Requests of administrators to one server: log directories, elections, reassignments, pages of partitions, settings.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{call, close, connect, create_topic, open, produce, try_create_topic};
 use model::{Compression, Timestamp};
 use wire::messages as m;
 use wire::records::BatchBuilder;
 use wire::{ErrorCode, Text};
+
+use crate::common::{call, close, connect, create_topic, open, produce, try_create_topic};
 
 const NONE: i16 = 0;
 

@@ -1,16 +1,13 @@
 //! Tiered topics (KIP-405): consumers and tools see one log, wherever a record lies.
 
-#![allow(clippy::unwrap_used, reason = "a test stops where it is surprised")]
-
-mod common;
-
 use std::time::{Duration, Instant};
 
 use broker::Connection;
-use common::store::{Machine, fill, read_back};
-use common::{call, close, connect, create_topic, fetch_of, fetch_request, try_create_topic};
 use wire::messages as m;
 use wire::{ErrorCode, Text};
+
+use crate::common::store::{Machine, fill, read_back};
+use crate::common::{call, close, connect, create_topic, fetch_of, fetch_request, try_create_topic};
 
 const TOPIC: &str = "tiered";
 const EARLIEST: i64 = -2;

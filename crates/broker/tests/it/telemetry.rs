@@ -1,16 +1,14 @@
 //! Client telemetry (KIP-714): the subscriptions of clients, accepted and refused pushes, and the exported values.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use broker::{Broker, Connection};
-use common::{call, close, connect, open_with};
 use model::Compression;
 use wire::messages as m;
 use wire::{Bytes, ErrorCode, Text, Uuid};
+
+use crate::common::{call, close, connect, open_with};
 
 const NONE: i16 = 0;
 const THROTTLED: i16 = ErrorCode::ThrottlingQuotaExceeded as i16;

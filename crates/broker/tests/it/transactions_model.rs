@@ -1,20 +1,18 @@
 //! Transactions of seeded random producers on two brokers that pass partitions and coordinators to each other, through power
 //! cuts: what is acknowledged as committed is read, what is not committed is not, and no transaction is torn.
-#![allow(clippy::unwrap_used, reason = "a test stops where it is surprised")]
-
-mod common;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use broker::{Broker, Connection, LogDirectory};
-use common::transactional::{Producer, V1, V2, Version, read};
-use common::{call, close, connect, create_topic, let_go, open_on};
 use disk::SimDisk;
 use fastrand::Rng;
 use wire::messages as m;
 use wire::{ErrorCode, Text};
+
+use crate::common::transactional::{Producer, V1, V2, Version, read};
+use crate::common::{call, close, connect, create_topic, let_go, open_on};
 
 const NONE: i16 = 0;
 const TOPIC: &str = "t";

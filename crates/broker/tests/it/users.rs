@@ -1,12 +1,8 @@
 //! Users with SCRAM passwords, by request frames: allowed changes, the answers, and what survives a restart.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::num::NonZeroU32;
 
 use broker::Connection;
-use common::{call, close, connect, open};
 use sasl::scram::{Hash, salted_password};
 use wire::messages as m;
 use wire::messages::alter_user_scram_credentials_request::{
@@ -14,6 +10,8 @@ use wire::messages::alter_user_scram_credentials_request::{
 };
 use wire::messages::describe_user_scram_credentials_request::UserName;
 use wire::{Bytes, ErrorCode, Text};
+
+use crate::common::{call, close, connect, open};
 
 const SHA256: i8 = 1;
 const SHA512: i8 = 2;

@@ -2,8 +2,6 @@
 //! answers, refused or delayed writes, and restarts that lose what is not durable. A partition never has two owners. In
 //! the end, without failures, each partition has one.
 
-#![allow(clippy::unwrap_used, reason = "a test stops where it is surprised")]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
