@@ -55,6 +55,7 @@ fn main() -> ExitCode {
             Ok(settings) => ended(commands::print(&settings.to_toml(!asked.diff))),
             Err(error) => refused(&error),
         },
+        Some(Command::Generate { what }) => ended(commands::generate(&what)),
         Some(Command::Health { admin }) => ended(commands::health(&admin)),
         Some(Command::Topic { bootstrap, verb }) => ended(commands::topic(&bootstrap, verb)),
         Some(Command::Group { bootstrap, verb }) => ended(commands::group(&bootstrap, verb)),

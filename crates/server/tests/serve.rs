@@ -384,3 +384,65 @@ fn a_damaged_log_is_named_and_salvaged() {
     server.stop();
     assert_eq!(log_command("verify", &parent.path().join("none"), &[]).0, Some(2));
 }
+
+/// What the commands find is JSON for those who ask for that, and what one command prints another takes.
+#[test]
+fn records_keep_their_keys_headers_and_times_through_json() {
+    let parent = TempDir::new().unwrap();
+    let server = start(parent.path(), &[]);
+    let json = |arguments: &str| -> serde_json::Value {
+        serde_json::from_str(&server.run(&format!("{arguments} --output json"), "")).unwrap()
+    };
+    assert_eq!(json("topic create a --partitions 2"), serde_json::json!({"created": "a", "partitions": 2}));
+    server.run("topic create b --partitions 2", "");
+    let given = "--key-separator : --null NULL --header kind=old --timestamp 1700000000000 --partition 1";
+    server.run(&format!("produce a {given}"), "k:v\nk:NULL\n");
+    let file = parent.path().join("value");
+    fs::write(&file, b"two\nlines\xff").unwrap();
+    server.run(&format!("produce a --partition 0 --key whole --value-file {}", file.display()), "");
+    let printed = server.run("consume a --exit-at-end --output json", "");
+    server.run("produce b --input json", &printed);
+    let again = server.run("consume b --exit-at-end --format json", "");
+    assert_eq!(again, printed.replace("\"topic\":\"a\"", "\"topic\":\"b\""));
+    assert!(again.contains(r#""value_hex":"74776f0a6c696e6573ff""#), "{again}");
+    assert!(again.contains(r#""headers":[{"name":"kind","value":"old"}],"key":"k","offset":1"#), "{again}");
+    let by_template =
+        server.run("consume b --partition 1 --exit-at-end --template %p/%o_%T_%k=%s(%S)_%h\\n", "");
+    assert_eq!(by_template, "1/0_1700000000000_k=v(1)_kind=old\n1/1_1700000000000_k=(-1)_kind=old\n");
+    let (code, _, errors) = server.try_run("produce b --input json", "{\"valeu\":1}\n");
+    assert!(code == Some(1) && errors.contains("line 1: there is no field valeu"), "{errors}");
+    let partitions = &json("topic describe b")["partitions"];
+    assert_eq!((&partitions[1]["end"], &partitions[1]["in_sync"]), (&2.into(), &serde_json::json!([1])));
+    server.stop();
+}
+
+#[test]
+fn offsets_are_set_by_time_by_shift_and_for_single_partitions() {
+    let parent = TempDir::new().unwrap();
+    let server = start(parent.path(), &[]);
+    server.run("topic create t --partitions 2", "");
+    for partition in 0..2 {
+        for time in [1000, 2000, 3000] {
+            server.run(&format!("produce t --partition {partition} --timestamp {time}"), "x\n");
+        }
+    }
+    assert_eq!(server.run("consume t --partition 0 --from @2000 --to 2 --template %o", ""), "1");
+    assert_eq!(server.run("consume t --partition 0 --from 1 --to @3000 --template %o", ""), "1");
+    assert_eq!(server.run("consume t --partition 0 --from @1000 --to latest --template %o", ""), "012");
+    let reset = |arguments: &str| -> Vec<(i64, serde_json::Value, i64)> {
+        let text = server.run(&format!("group reset g --topic t {arguments} --output json"), "");
+        let rows: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let row = |row: &serde_json::Value| {
+            (row["partition"].as_i64().unwrap(), row["before"].clone(), row["committed"].as_i64().unwrap())
+        };
+        rows.as_array().unwrap().iter().map(row).collect()
+    };
+    let none = serde_json::Value::Null;
+    assert_eq!(reset("--to @2000 --dry-run"), [(0, none.clone(), 1), (1, none.clone(), 1)]);
+    assert_eq!(reset("--to @2000 --partition 1"), [(1, none, 1)]);
+    assert_eq!(reset("--by 1"), [(1, 1.into(), 2)]);
+    assert_eq!(reset("--by -5"), [(1, 2.into(), 0)]);
+    assert_eq!(reset("--to @9000"), [(0, serde_json::Value::Null, 3), (1, 0.into(), 3)]);
+    assert_eq!(reset("--to -1h").len(), 2);
+    server.stop();
+}

@@ -1,9 +1,15 @@
 //! The command line. Arguments are parsed once into checked values; each command defines their meaning.
 
+mod clients;
+
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use sasl::scram::Hash;
+
+pub use self::clients::{
+    Acks, Bootstrap, Codec, ConsumeArguments, Format, GroupVerb, Input, MechanismChoice, Output, Place,
+    ProduceArguments, TopicVerb, UserVerb,
+};
 
 /// An event-streaming server that speaks the Kafka protocol.
 #[derive(Debug, Parser)]
@@ -31,6 +37,11 @@ pub enum Command {
             env = "MAINSTEM_ADMIN_LISTEN"
         )]
         admin: String,
+    },
+    /// Dashboards and alert rules for the metrics of the server.
+    Generate {
+        #[command(subcommand)]
+        what: Generated,
     },
     /// Create, list, describe, change and delete topics.
     Topic {
@@ -109,205 +120,6 @@ pub struct ServerArguments {
     /// Any setting; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = key_value)]
     pub settings: Vec<(String, String)>,
-}
-
-/// Where the client commands find a server.
-#[derive(Args, Clone, Debug)]
-pub struct Bootstrap {
-    /// The server to ask.
-    #[arg(long = "bootstrap", value_name = "HOST:PORT", default_value = "127.0.0.1:9092", global = true)]
-    pub address: String,
-    /// A properties file as for Kafka's tools: security.protocol, ssl.*, sasl.*.
-    #[arg(long, value_name = "FILE", global = true)]
-    pub command_config: Option<PathBuf>,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum TopicVerb {
-    /// Create a topic.
-    Create {
-        name: String,
-        /// Number of partitions [default: the server's num.partitions].
-        #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
-        partitions: Option<i32>,
-        /// A topic config; may be repeated.
-        #[arg(long = "config", value_name = "KEY=VALUE", value_parser = key_value)]
-        configs: Vec<(String, String)>,
-    },
-    /// List all topics.
-    List,
-    /// Show a topic's partitions, offsets and configs.
-    Describe { name: String },
-    /// Delete a topic and all its records.
-    Delete { name: String },
-    /// Change configs; an empty value returns one to its default.
-    Alter {
-        name: String,
-        /// A topic config; may be repeated.
-        #[arg(long = "config", value_name = "KEY=VALUE", value_parser = key_value, required = true)]
-        configs: Vec<(String, String)>,
-    },
-    /// Grow a topic to a number of partitions.
-    AddPartitions {
-        name: String,
-        /// Number of partitions that it shall have.
-        #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
-        total: i32,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub enum GroupVerb {
-    /// List all groups.
-    List,
-    /// Show a group's members, offsets and lag.
-    Describe { name: String },
-    /// Delete an empty group and its committed offsets.
-    Delete { name: String },
-    /// Set the committed offsets of a group that has no members.
-    Reset {
-        name: String,
-        /// The topic whose offsets are set.
-        #[arg(long)]
-        topic: String,
-        /// earliest, latest or an offset.
-        #[arg(long)]
-        to: Place,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub enum UserVerb {
-    /// Create a user, or give it another password. It is read from --password-file or else from MAINSTEM_PASSWORD.
-    Create {
-        name: String,
-        /// How it may log in, beside PLAIN; may be repeated [default: both].
-        #[arg(long = "mechanism", value_enum)]
-        mechanisms: Vec<MechanismChoice>,
-        /// How often the password is hashed, for every guess of whoever steals the metadata [default: 8192].
-        #[arg(long, value_parser = clap::value_parser!(u32).range(4096..=16384))]
-        iterations: Option<u32>,
-        /// A file with the password; - for standard input.
-        #[arg(long, value_name = "FILE")]
-        password_file: Option<PathBuf>,
-    },
-    /// List all users.
-    List,
-    /// Delete a user.
-    Delete {
-        name: String,
-        /// Only for this mechanism; may be repeated [default: both].
-        #[arg(long = "mechanism", value_enum)]
-        mechanisms: Vec<MechanismChoice>,
-    },
-}
-
-/// A mechanism for which something is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum MechanismChoice {
-    #[value(name = "SCRAM-SHA-256")]
-    ScramSha256,
-    #[value(name = "SCRAM-SHA-512")]
-    ScramSha512,
-}
-
-impl MechanismChoice {
-    pub fn hash(self) -> Hash {
-        match self {
-            MechanismChoice::ScramSha256 => Hash::Sha256,
-            MechanismChoice::ScramSha512 => Hash::Sha512,
-        }
-    }
-}
-
-/// The compression of the batches that `produce` sends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Codec {
-    None,
-    Gzip,
-    Snappy,
-    Lz4,
-    Zstd,
-}
-
-/// How many copies must have a record before it counts as sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Acks {
-    All,
-    #[value(name = "1")]
-    One,
-    #[value(name = "0")]
-    None,
-}
-
-#[derive(Args, Debug)]
-pub struct ProduceArguments {
-    pub topic: String,
-    #[command(flatten)]
-    pub bootstrap: Bootstrap,
-    /// Splits each line into key and value.
-    #[arg(long, value_name = "TEXT")]
-    pub key_separator: Option<String>,
-    /// Send everything to this partition.
-    #[arg(long, value_parser = clap::value_parser!(i32).range(0..))]
-    pub partition: Option<i32>,
-    #[arg(long, value_enum, default_value = "none")]
-    pub compression: Codec,
-    #[arg(long, value_enum, default_value = "all")]
-    pub acks: Acks,
-}
-
-/// How `consume` prints a record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    Value,
-    KeyValue,
-    Json,
-}
-
-#[derive(Args, Debug)]
-pub struct ConsumeArguments {
-    pub topic: String,
-    #[command(flatten)]
-    pub bootstrap: Bootstrap,
-    /// Read as a member of this group and commit what was printed.
-    #[arg(long)]
-    pub group: Option<String>,
-    /// Where to begin (with a group: where nothing is committed): earliest, latest or an offset.
-    #[arg(long, default_value = "earliest")]
-    pub from: Place,
-    /// Read only this partition.
-    #[arg(long, conflicts_with = "group", value_parser = clap::value_parser!(i32).range(0..))]
-    pub partition: Option<i32>,
-    /// Stop after so many records.
-    #[arg(long)]
-    pub count: Option<u64>,
-    /// Stop at what was the end of each partition when reading began.
-    #[arg(long)]
-    pub exit_at_end: bool,
-    #[arg(long, value_enum, default_value = "value")]
-    pub format: Format,
-}
-
-/// A place in a partition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    Earliest,
-    Latest,
-    Offset(i64),
-}
-
-impl std::str::FromStr for Place {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Place, String> {
-        match (text, text.parse::<i64>()) {
-            ("earliest", _) => Ok(Place::Earliest),
-            ("latest", _) => Ok(Place::Latest),
-            (_, Ok(offset)) if offset >= 0 => Ok(Place::Offset(offset)),
-            _ => Err("it must be earliest, latest or an offset".into()),
-        }
-    }
 }
 
 /// The data directory to look at, or a bucket in its place.
@@ -418,6 +230,21 @@ pub struct StatusArguments {
     pub transfer_price: f64,
 }
 
+/// What `mainstem generate` makes.
+#[derive(Debug, Subcommand)]
+pub enum Generated {
+    /// Dashboards for Grafana: server, topics, groups and disk.
+    Grafana {
+        /// Print this one.
+        name: Option<String>,
+        /// Without a name: write all of them into this directory.
+        #[arg(long, value_name = "DIR", default_value = ".")]
+        into: PathBuf,
+    },
+    /// Print alert rules for Prometheus.
+    PrometheusRules,
+}
+
 #[derive(Args, Debug)]
 pub struct ConfigArguments {
     /// Print only what is not as by default.
@@ -440,6 +267,9 @@ pub struct ClusterArguments {
     /// The configuration file of a broker, which says how etcd is reached.
     #[arg(long, value_name = "FILE", global = true)]
     pub config: Option<PathBuf>,
+    /// How what is found or done is printed.
+    #[arg(long, value_enum, default_value = "text", global = true)]
+    pub output: Output,
     /// Any setting of a broker, such as cluster.name; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = key_value, global = true)]
     pub settings: Vec<(String, String)>,
@@ -576,7 +406,7 @@ mod tests {
         let Some(Command::Group { verb: GroupVerb::Reset { to, .. }, .. }) = arguments.command else {
             panic!("not group reset")
         };
-        assert_eq!(to, Place::Offset(17));
+        assert_eq!(to, Some(Place::Offset(17)));
         for line in [
             "mainstem consume t --from never",
             "mainstem consume t --group g --partition 1",

@@ -1,7 +1,7 @@
 //! The servers that the commands talk to: metadata, coordinators, leaders, and retries.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use client::{KafkaError, Request, Security, address, check, coordinator_of, find_group_coordinator};
@@ -12,11 +12,15 @@ use wire::messages::{FindCoordinatorRequest, ListOffsetsRequest, MetadataRequest
 use wire::{ErrorCode, Text};
 
 use super::peer::{ClientError, Peer};
+use crate::arguments::Place;
 
 /// Time for which a request is retried after an error that may pass (a coordinator that loads, a topic that is being
 /// created).
 pub const RETRY_FOR: Duration = Duration::from_secs(30);
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// Timestamps of ListOffsets that stand for the first offset and the end.
+pub const EARLIEST: i64 = -2;
+pub const LATEST: i64 = -1;
 
 /// A topic as Metadata returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -161,8 +165,8 @@ impl Cluster {
         })
     }
 
-    /// The offsets of partitions at `timestamp`: -2 for the earliest, -1 for the end, otherwise the first record at or
-    /// after it.
+    /// The offsets of partitions at `timestamp`: [`EARLIEST`], [`LATEST`], or that of the first record at or after it, -1 if there is
+    /// none.
     pub fn list_offsets(
         &mut self,
         topic: &str,
@@ -195,6 +199,34 @@ impl Cluster {
             offsets.extend(all.map(|partition| (partition.partition_index, partition.offset)));
         }
         Ok(offsets)
+    }
+
+    /// The offsets of partitions at a place. A time behind the last record is the end.
+    pub fn places(
+        &mut self,
+        topic: &str,
+        partitions: &[Partition],
+        place: Place,
+    ) -> Result<BTreeMap<i32, i64>, ClientError> {
+        let timestamp = match place {
+            Place::Offset(offset) => {
+                return Ok(partitions.iter().map(|partition| (partition.index, offset)).collect());
+            }
+            Place::Earliest => EARLIEST,
+            Place::Latest => LATEST,
+            Place::Time(timestamp) => timestamp,
+        };
+        let found: BTreeMap<i32, i64> =
+            self.list_offsets(topic, partitions, timestamp)?.into_iter().collect();
+        if found.values().all(|offset| *offset >= 0) {
+            return Ok(found);
+        }
+        let ends = self.list_offsets(topic, partitions, LATEST)?;
+        let or_end = |(index, offset): (i32, i64)| match ends.get(&index) {
+            Some(end) if offset < 0 => (index, *end),
+            _ => (index, offset),
+        };
+        Ok(found.into_iter().map(or_end).collect())
     }
 }
 

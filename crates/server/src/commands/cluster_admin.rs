@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use broker::{ClusterAdmin, ClusterState};
+use serde_json::json;
 
-use super::{Table, print};
+use super::{Table, show};
 use crate::arguments::{ClusterArguments, ClusterVerb, ServerArguments};
 use crate::cluster_store;
 use crate::settings::Settings;
@@ -23,18 +24,34 @@ pub fn cluster(arguments: &ClusterArguments, verb: ClusterVerb) -> anyhow::Resul
         .context("--etcd or etcd.endpoints has to name the etcd of the cluster")?;
     let admin = ClusterAdmin::open(store).context("the metadata of the cluster")?;
     match verb {
-        ClusterVerb::Status => print(&described(&admin.state()?)),
+        ClusterVerb::Status => {
+            let (brokers, logs) = described(&admin.state()?);
+            let text = || format!("{}\n{}", brokers.to_text(), logs.to_text());
+            show(arguments.output, text, || json!({"brokers": brokers.to_json(), "logs": logs.to_json()}))
+        }
         ClusterVerb::Restored => {
             admin.restored()?;
-            print("ids of streams and producers go on behind all that may have been given out\n")
+            show(
+                arguments.output,
+                || "ids of streams and producers go on behind all that may have been given out\n".to_owned(),
+                || json!({"restored": true}),
+            )
         }
         ClusterVerb::AcceptLoss { log } => {
             admin.accept_loss(&log)?;
-            print(&format!("the log {log} is opened with what the object store has\n"))
+            show(
+                arguments.output,
+                || format!("the log {log} is opened with what the object store has\n"),
+                || json!({"log": log, "loss_accepted": true}),
+            )
         }
         ClusterVerb::Drain { broker, undo: true, .. } => {
             admin.drain(broker, false)?;
-            print(&format!("broker {broker} may own logs again\n"))
+            show(
+                arguments.output,
+                || format!("broker {broker} may own logs again\n"),
+                || json!({"broker": broker, "drained": false}),
+            )
         }
         ClusterVerb::Drain { broker, wait, .. } => {
             admin.drain(broker, true)?;
@@ -47,7 +64,11 @@ pub fn cluster(arguments: &ClusterArguments, verb: ClusterVerb) -> anyhow::Resul
                     "broker {broker} still owns {logs} logs after {wait} s, and gives them away as soon as it can"
                 );
             }
-            print(&format!("broker {broker} owns nothing\n"))
+            show(
+                arguments.output,
+                || format!("broker {broker} owns nothing\n"),
+                || json!({"broker": broker, "drained": true}),
+            )
         }
         ClusterVerb::Move { log, broker, wait } => {
             admin.move_log(&log, broker)?;
@@ -55,7 +76,11 @@ pub fn cluster(arguments: &ClusterArguments, verb: ClusterVerb) -> anyhow::Resul
             if !there(&settled(&admin, wait, there)?) {
                 bail!("the log {log} is not at broker {broker} after {wait} s, and moves as soon as it can");
             }
-            print(&format!("the log {log} is at broker {broker}\n"))
+            show(
+                arguments.output,
+                || format!("the log {log} is at broker {broker}\n"),
+                || json!({"log": log, "owner": broker}),
+            )
         }
     }
 }
@@ -76,7 +101,7 @@ fn settled(
     }
 }
 
-fn described(state: &ClusterState) -> String {
+fn described(state: &ClusterState) -> (Table, Table) {
     let mut brokers = Table::new(&["BROKER", "LOGS", "PARTITIONS", "STATE", "RACK", "VERSION", "LISTENERS"]);
     for (id, broker) in &state.brokers {
         let words = [
@@ -116,7 +141,7 @@ fn described(state: &ClusterState) -> String {
             },
         ]);
     }
-    format!("{}\n{}", brokers.to_text(), logs.to_text())
+    (brokers, logs)
 }
 
 #[cfg(test)]
@@ -146,7 +171,8 @@ mod tests {
             brokers: BTreeMap::from([(1, alive), (2, gone)]),
             logs: BTreeMap::from([("x".into(), log)]),
         };
-        let said = described(&state);
+        let (brokers, logs) = described(&state);
+        let said = format!("{}\n{}", brokers.to_text(), logs.to_text());
         let words: Vec<Vec<&str>> = said.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(words[1], ["1", "1", "7", "alive,", "controller", "a", "1", "PLAINTEXT://host:9092"]);
         assert_eq!(words[2], ["2", "0", "0", "gone,", "drained", "-", "-", "-"]);

@@ -13,17 +13,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use client::{KafkaError, check};
 use model::batch::{BatchHeader, HEADER_BYTES, TimestampType, verify_crc};
-use serde_json::{Map, Value, json};
 use wire::messages::FetchRequest;
 use wire::messages::fetch_request::{FetchPartition, FetchTopic};
 use wire::messages::fetch_response::PartitionData;
-use wire::records::{RecordView, records};
+use wire::records::records;
 use wire::{Bytes, ErrorCode, Text};
 
 use super::cluster::{Cluster, RETRY_FOR, Topic, by_leader};
+use super::format::{Found, Printed};
 use super::member::{Member, Standing};
 use super::{OutputError, group};
-use crate::arguments::{ConsumeArguments, Format, Place};
+use crate::arguments::{ConsumeArguments, Place};
 
 const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
 /// Time that a server without new records holds the answer back. It also bounds the reaction time to a signal.
@@ -38,6 +38,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Runs the command until its count, the end of the partitions or a signal.
 pub fn consume(arguments: &ConsumeArguments) -> anyhow::Result<()> {
+    let printed_as = Printed::of(arguments)?;
     let mut cluster = super::connect(&arguments.bootstrap)?;
     let topic = cluster.topic(&arguments.topic, false)?;
     let stop = Arc::new(AtomicBool::new(false));
@@ -48,6 +49,7 @@ pub fn consume(arguments: &ConsumeArguments) -> anyhow::Result<()> {
         positions: BTreeMap::new(),
         ends: BTreeMap::new(),
         printed: 0,
+        printed_as,
         output: BufWriter::new(io::stdout().lock()),
         failing_since: None,
     };
@@ -102,9 +104,10 @@ struct Reader<'a> {
     topic: Topic,
     /// The next offset to read in each partition.
     positions: BTreeMap<i32, i64>,
-    /// With `--exit-at-end`, the end of each partition when reading began.
+    /// With `--exit-at-end`, the end of each partition when reading began; with `--to`, where reading ends.
     ends: BTreeMap<i32, i64>,
     printed: u64,
+    printed_as: Printed,
     output: BufWriter<StdoutLock<'static>>,
     failing_since: Option<Instant>,
 }
@@ -162,35 +165,32 @@ impl Reader<'_> {
 
     fn partitions(&self) -> anyhow::Result<Vec<i32>> {
         let all: Vec<i32> = self.topic.partitions.iter().map(|partition| partition.index).collect();
-        match self.arguments.partition {
-            None => Ok(all),
-            Some(one) if all.contains(&one) => Ok(vec![one]),
-            Some(one) => bail!("{} has no partition {one}: it has {}", self.topic.name, all.len()),
+        let chosen = &self.arguments.partitions;
+        if let Some(unknown) = chosen.iter().find(|index| !all.contains(index)) {
+            bail!("{} has no partition {unknown}: it has {}", self.topic.name, all.len());
         }
+        Ok(if chosen.is_empty() { all } else { chosen.clone() })
     }
 
     fn places(&mut self, indexes: &[i32], place: Place) -> anyhow::Result<BTreeMap<i32, i64>> {
-        let timestamp = match place {
-            Place::Offset(offset) => return Ok(indexes.iter().map(|index| (*index, offset)).collect()),
-            Place::Earliest => -2,
-            Place::Latest => -1,
-        };
         let wanted = self.topic.partitions.iter().filter(|partition| indexes.contains(&partition.index));
         let wanted: Vec<_> = wanted.cloned().collect();
-        Ok(self.cluster.list_offsets(&self.topic.name, &wanted, timestamp)?.into_iter().collect())
+        Ok(self.cluster.places(&self.topic.name, &wanted, place)?)
     }
 
     fn note_ends(&mut self) -> anyhow::Result<()> {
-        if self.arguments.exit_at_end {
+        let end = self.arguments.to.or_else(|| self.arguments.exit_at_end.then_some(Place::Latest));
+        if let Some(end) = end {
             let indexes: Vec<i32> = self.positions.keys().copied().collect();
-            self.ends = self.places(&indexes, Place::Latest)?;
+            self.ends = self.places(&indexes, end)?;
         }
         Ok(())
     }
 
     fn is_done(&self) -> bool {
         let enough = self.arguments.count.is_some_and(|count| self.printed >= count);
-        enough || (self.arguments.exit_at_end && self.positions.keys().all(|index| self.is_at_end(*index)))
+        let ends = self.arguments.exit_at_end || self.arguments.to.is_some();
+        enough || (ends && self.positions.keys().all(|index| self.is_at_end(*index)))
     }
 
     fn is_at_end(&self, index: i32) -> bool {
@@ -299,8 +299,14 @@ impl Reader<'_> {
                     }
                     let record = record?;
                     let offset = header.base_offset.0 + i64::from(record.offset_delta);
-                    if offset >= self.positions[&index] {
-                        self.print(index, offset, &header, &record).map_err(OutputError)?;
+                    if offset >= self.positions[&index] && !self.is_at_end(index) {
+                        let timestamp = match header.timestamp_type() {
+                            TimestampType::LogAppendTime => header.max_timestamp.0,
+                            TimestampType::CreateTime => header.base_timestamp.0 + record.timestamp_delta,
+                        };
+                        let topic = self.topic.name.as_str();
+                        let found = Found { topic, partition: index, offset, timestamp, record: &record };
+                        self.printed_as.print(&found, &mut self.output).map_err(OutputError)?;
                         self.printed += 1;
                         self.positions.insert(index, offset + 1);
                     }
@@ -310,88 +316,5 @@ impl Reader<'_> {
             *position = (*position).max(header.next_offset().0);
         }
         Ok(())
-    }
-
-    fn print(
-        &mut self,
-        partition: i32,
-        offset: i64,
-        header: &BatchHeader,
-        record: &RecordView,
-    ) -> io::Result<()> {
-        let (key, value) = (record.key.as_deref(), record.value.as_deref());
-        match self.arguments.format {
-            Format::Value => self.output.write_all(value.unwrap_or_default())?,
-            Format::KeyValue => {
-                self.output.write_all(key.unwrap_or(b"null"))?;
-                self.output.write_all(b"\t")?;
-                self.output.write_all(value.unwrap_or(b"null"))?;
-            }
-            Format::Json => {
-                let timestamp = match header.timestamp_type() {
-                    TimestampType::LogAppendTime => header.max_timestamp.0,
-                    TimestampType::CreateTime => header.base_timestamp.0 + record.timestamp_delta,
-                };
-                let line = to_json(&self.topic.name, partition, offset, timestamp, record);
-                serde_json::to_writer(&mut self.output, &line)?;
-            }
-        }
-        self.output.write_all(b"\n")
-    }
-}
-
-fn to_json(topic: &str, partition: i32, offset: i64, timestamp: i64, record: &RecordView) -> Value {
-    let mut object = Map::new();
-    object.insert("topic".into(), topic.into());
-    object.insert("partition".into(), partition.into());
-    object.insert("offset".into(), offset.into());
-    object.insert("timestamp".into(), timestamp.into());
-    put_bytes(&mut object, "key", record.key.as_deref());
-    put_bytes(&mut object, "value", record.value.as_deref());
-    if !record.headers.is_empty() {
-        let header = |(name, value): (Bytes, Option<Bytes>)| {
-            let mut header = Map::new();
-            put_bytes(&mut header, "name", Some(&name));
-            put_bytes(&mut header, "value", value.as_deref());
-            header
-        };
-        object.insert("headers".into(), json!(record.headers.iter().map(header).collect::<Vec<_>>()));
-    }
-    Value::Object(object)
-}
-
-/// Adds bytes to an object: as text if they are UTF-8, otherwise in hexadecimal under a name that says so.
-fn put_bytes(object: &mut Map<String, Value>, name: &str, bytes: Option<&[u8]>) {
-    match bytes.map(std::str::from_utf8) {
-        None => object.insert(name.into(), Value::Null),
-        Some(Ok(text)) => object.insert(name.into(), text.into()),
-        Some(Err(_)) => {
-            let digits =
-                bytes.unwrap_or_default().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-            object.insert(format!("{name}_hex"), digits.into())
-        }
-    };
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_record_as_json_keeps_every_byte() {
-        let record = RecordView {
-            offset_delta: 0,
-            timestamp_delta: 0,
-            key: None,
-            value: Some(Bytes::from_static(b"\xff\x01")),
-            headers: wire::records::Headers::from(
-                &[(Bytes::from_static(b"h"), Some(Bytes::from_static("ä".as_bytes())))][..],
-            ),
-        };
-        let line = to_json("t", 3, 17, 99, &record).to_string();
-        assert_eq!(
-            line,
-            r#"{"headers":[{"name":"h","value":"ä"}],"key":null,"offset":17,"partition":3,"timestamp":99,"topic":"t","value_hex":"ff01"}"#
-        );
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::bail;
 use client::{KafkaError, SessionError, check};
+use serde_json::json;
 use wire::messages::describe_groups_response::DescribedGroupMember;
 use wire::messages::offset_fetch_request::OffsetFetchRequestGroup;
 use wire::messages::{
@@ -12,23 +13,29 @@ use wire::messages::{
 };
 use wire::{ErrorCode, Text};
 
-use super::cluster::Cluster;
+use super::cluster::{Cluster, EARLIEST, LATEST};
 use super::peer::ClientError;
-use super::{Table, connect, member, print};
-use crate::arguments::{Bootstrap, GroupVerb, Place};
+use super::{Table, connect, member, show};
+use crate::arguments::{Bootstrap, GroupVerb, Output, Place};
 
 /// Runs the command against a server.
 pub fn group(bootstrap: &Bootstrap, verb: GroupVerb) -> anyhow::Result<()> {
-    let mut cluster = connect(bootstrap)?;
+    let (mut cluster, output) = (connect(bootstrap)?, bootstrap.output);
     match verb {
-        GroupVerb::List => list(&mut cluster),
-        GroupVerb::Describe { name } => describe(&mut cluster, &name),
-        GroupVerb::Delete { name } => delete(&mut cluster, &name),
-        GroupVerb::Reset { name, topic, to } => reset(&mut cluster, &name, &topic, to),
+        GroupVerb::List => list(&mut cluster, output),
+        GroupVerb::Describe { name } => describe(&mut cluster, &name, output),
+        GroupVerb::Delete { name } => {
+            delete(&mut cluster, &name)?;
+            show(output, || format!("deleted {name}\n"), || json!({"deleted": name}))
+        }
+        GroupVerb::Reset { name, topic, to, by, partitions, dry_run } => {
+            let change = to.map_or(Change::By(by.unwrap_or(0)), Change::To);
+            reset(&mut cluster, &name, (&topic, &partitions), change, dry_run, output)
+        }
     }
 }
 
-fn list(cluster: &mut Cluster) -> anyhow::Result<()> {
+fn list(cluster: &mut Cluster, output: Output) -> anyhow::Result<()> {
     let answer = cluster.any()?.call(&ListGroupsRequest::default())?;
     check(answer.error_code, None)?;
     let mut groups: Vec<_> = answer.groups.iter().collect();
@@ -43,7 +50,7 @@ fn list(cluster: &mut Cluster) -> anyhow::Result<()> {
             or_dash(&group.protocol_type),
         ]);
     }
-    print(&table.to_text())
+    show(output, || table.to_text(), || table.to_json())
 }
 
 /// One group, of either protocol.
@@ -156,7 +163,7 @@ fn committed(cluster: &mut Cluster, name: &str) -> anyhow::Result<BTreeMap<Strin
     Ok(offsets)
 }
 
-fn describe(cluster: &mut Cluster, name: &str) -> anyhow::Result<()> {
+fn describe(cluster: &mut Cluster, name: &str, output: Output) -> anyhow::Result<()> {
     let group = described(cluster, name)?;
     let committed = committed(cluster, name)?;
     if group.state == DEAD && committed.is_empty() {
@@ -174,16 +181,25 @@ fn describe(cluster: &mut Cluster, name: &str) -> anyhow::Result<()> {
         members.row([found.id.clone(), found.client.clone(), found.host.clone(), count.to_string()]);
     }
     let offsets = offsets(cluster, &committed, &owners)?;
-    let mut text = format!("{name}: {}", group.state);
-    if !group.assignor.is_empty() {
-        text.push_str(&format!(", assignor {}", group.assignor));
-    }
-    text.push('\n');
-    for table in [members, offsets].iter().filter(|table| !table.is_empty()) {
+    let text = || {
+        let mut text = format!("{name}: {}", group.state);
+        if !group.assignor.is_empty() {
+            text.push_str(&format!(", assignor {}", group.assignor));
+        }
         text.push('\n');
-        text.push_str(&table.to_text());
-    }
-    print(&text)
+        for table in [&members, &offsets].into_iter().filter(|table| !table.is_empty()) {
+            text.push('\n');
+            text.push_str(&table.to_text());
+        }
+        text
+    };
+    let json = || {
+        json!({
+            "group": name, "state": group.state, "assignor": group.assignor,
+            "members": members.to_json(), "offsets": offsets.to_json(),
+        })
+    };
+    show(output, text, json)
 }
 
 /// Prints a row for each partition that has a committed offset or a reader.
@@ -203,7 +219,7 @@ fn offsets(
     for (topic, partitions) in rows {
         // A deleted topic may still have committed offsets.
         let ends = match cluster.topic(topic, false) {
-            Ok(found) => cluster.list_offsets(topic, &found.partitions, -1)?,
+            Ok(found) => cluster.list_offsets(topic, &found.partitions, LATEST)?,
             Err(error) if error.code() == Some(ErrorCode::UnknownTopicOrPartition) => Default::default(),
             Err(error) => return Err(error.into()),
         };
@@ -229,35 +245,63 @@ fn delete(cluster: &mut Cluster, name: &str) -> anyhow::Result<()> {
     cluster.ask_coordinator(name, &request, |answer| {
         answer.results.iter().try_for_each(|result| check(result.error_code, result.error_message.as_ref()))
     })?;
-    print(&format!("deleted {name}\n"))
+    Ok(())
 }
 
-fn reset(cluster: &mut Cluster, name: &str, topic: &str, to: Place) -> anyhow::Result<()> {
+/// What becomes of committed offsets.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    To(Place),
+    /// Where nothing is committed, nothing changes.
+    By(i64),
+}
+
+fn reset(
+    cluster: &mut Cluster,
+    name: &str,
+    (topic, chosen): (&str, &[i32]),
+    change: Change,
+    dry_run: bool,
+    output: Output,
+) -> anyhow::Result<()> {
     let group = described(cluster, name)?;
     if !group.members.is_empty() || !matches!(group.state.as_str(), "Empty" | DEAD) {
         let message = format!("stop its {} members first, it is {}", group.members.len(), group.state);
         bail!(KafkaError { code: ErrorCode::NonEmptyGroup.code(), message: Some(message) });
     }
-    let found = cluster.topic(topic, false)?;
-    let starts = cluster.list_offsets(topic, &found.partitions, -2)?;
-    let ends = cluster.list_offsets(topic, &found.partitions, -1)?;
+    let mut partitions = cluster.topic(topic, false)?.partitions;
+    if let Some(unknown) = chosen.iter().find(|index| partitions.iter().all(|of| of.index != **index)) {
+        bail!("{topic} has no partition {unknown}: it has {}", partitions.len());
+    }
+    partitions.retain(|of| chosen.is_empty() || chosen.contains(&of.index));
+    let starts = cluster.list_offsets(topic, &partitions, EARLIEST)?;
+    let ends = cluster.list_offsets(topic, &partitions, LATEST)?;
+    let before = committed_of_topic(cluster, name, topic)?;
+    let wanted = match change {
+        Change::To(place) => cluster.places(topic, &partitions, place)?,
+        Change::By(by) => before.iter().map(|(index, offset)| (*index, offset.saturating_add(by))).collect(),
+    };
     let mut positions = BTreeMap::new();
-    for partition in &found.partitions {
-        let start = starts.get(&partition.index).copied().unwrap_or(0);
-        let end = ends.get(&partition.index).copied().unwrap_or(start);
-        let offset = match to {
-            Place::Earliest => start,
-            Place::Latest => end,
-            Place::Offset(offset) => offset.clamp(start, end),
-        };
-        positions.insert(partition.index, offset);
+    for index in partitions.iter().map(|of| of.index) {
+        let start = starts.get(&index).copied().unwrap_or(0);
+        let end = ends.get(&index).copied().unwrap_or(start);
+        if let Some(offset) = wanted.get(&index) {
+            positions.insert(index, (*offset).clamp(start, end));
+        }
     }
-    member::commit(cluster, name, topic, (-1, Text::EMPTY), &positions)?;
-    let mut table = Table::new(&["TOPIC", "PARTITION", "COMMITTED"]);
-    for (partition, offset) in &positions {
-        table.row([topic.to_owned(), partition.to_string(), offset.to_string()]);
+    if !dry_run {
+        member::commit(cluster, name, topic, (-1, Text::EMPTY), &positions)?;
     }
-    print(&table.to_text())
+    let mut table = Table::new(&["TOPIC", "PARTITION", "BEFORE", "COMMITTED"]);
+    for (index, offset) in &positions {
+        let before = before.get(index).map_or("-".to_owned(), ToString::to_string);
+        table.row([topic.to_owned(), index.to_string(), before, offset.to_string()]);
+    }
+    let said = || {
+        let note = if dry_run { "nothing is changed; this would be committed\n\n" } else { "" };
+        format!("{note}{}", table.to_text())
+    };
+    show(output, said, || table.to_json())
 }
 
 /// The committed offsets of one topic, for a member that begins to read.

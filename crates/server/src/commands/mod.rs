@@ -6,7 +6,10 @@ mod assignor;
 mod cluster;
 mod cluster_admin;
 mod consume;
+mod format;
+mod generate;
 mod group;
+mod lines;
 mod log;
 mod member;
 mod names;
@@ -26,6 +29,7 @@ pub use self::storage::storage;
 pub use admin::health;
 pub use cluster_admin::cluster;
 pub use consume::consume;
+pub use generate::generate;
 pub use group::group;
 pub use log::log;
 pub use produce::produce;
@@ -35,8 +39,9 @@ pub use user::user;
 
 use client::Security;
 use cluster::Cluster;
+use serde_json::Value;
 
-use crate::arguments::Bootstrap;
+use crate::arguments::{Bootstrap, Output};
 
 /// Standard output cannot be written to.
 #[derive(Debug, thiserror::Error)]
@@ -57,11 +62,40 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Prints what was found or done: as text, or as JSON in one line.
+fn show(output: Output, text: impl FnOnce() -> String, json: impl FnOnce() -> Value) -> anyhow::Result<()> {
+    match output {
+        Output::Text => print(&text()),
+        Output::Json => print(&format!("{}\n", json())),
+    }
+}
+
 /// Connects to the server in the arguments, with their security settings.
 fn connect(bootstrap: &Bootstrap) -> anyhow::Result<Cluster> {
     let security = Security::load(bootstrap.command_config.as_deref())?;
     Ok(Cluster::connect(&bootstrap.address, security)?)
 }
+
+/// Columns of numbers, and of lists of ids, in JSON.
+const NUMBERS: [&str; 16] = [
+    "BEFORE",
+    "BROKER",
+    "COMMITTED",
+    "END",
+    "EPOCH",
+    "HOME",
+    "ITERATIONS",
+    "LAG",
+    "LEADER",
+    "LOGS",
+    "MOVES TO",
+    "OWNER",
+    "PARTITION",
+    "PARTITIONS",
+    "RECORDS",
+    "START",
+];
+const LISTS: [&str; 3] = ["COPIES", "IN SYNC", "REPLICAS"];
 
 /// Formats rows under a heading, in columns of equal width. Numbers are aligned to the right.
 struct Table {
@@ -79,6 +113,27 @@ impl Table {
 
     fn is_empty(&self) -> bool {
         self.rows.len() == 1
+    }
+
+    /// The rows as objects, with the heading as names. The heading says what has numbers, null for an unknown one, and what has
+    /// lists.
+    fn to_json(&self) -> Value {
+        let (heading, rows) = self.rows.split_first().expect("a table has a heading");
+        let number = |cell: &str| cell.parse::<i64>().map_or(Value::Null, Value::from);
+        let item = |cell: &str| cell.parse::<i64>().map_or_else(|_| Value::from(cell), Value::from);
+        let field = |(name, cell): (&String, &String)| {
+            let value = match name.as_str() {
+                name if NUMBERS.contains(&name) => number(cell),
+                name if LISTS.contains(&name) => {
+                    cell.split(',').filter(|item| *item != "-").map(item).collect()
+                }
+                _ => Value::from(cell.as_str()),
+            };
+            let name =
+                if name.is_empty() { "note".to_owned() } else { name.to_lowercase().replace(' ', "_") };
+            (name, value)
+        };
+        rows.iter().map(|row| Value::Object(heading.iter().zip(row).map(field).collect())).collect()
     }
 
     fn to_text(&self) -> String {
@@ -114,5 +169,18 @@ mod tests {
         table.row(["a".into(), "5".into(), "x".into()]);
         table.row(["longer".into(), "1234".into(), "".into()]);
         assert_eq!(table.to_text(), "NAME     LAG  HOST\na          5  x\nlonger  1234\n");
+    }
+
+    #[test]
+    fn rows_are_objects_in_json() {
+        let mut table = Table::new(&["NAME", "IN SYNC", "LAG", ""]);
+        assert_eq!(table.to_json().to_string(), "[]");
+        table.row(["7".into(), "1,2".into(), "5".into(), "internal".into()]);
+        table.row(["b".into(), "-".into(), "?".into(), "".into()]);
+        let expected = serde_json::json!([
+            {"name": "7", "in_sync": [1, 2], "lag": 5, "note": "internal"},
+            {"name": "b", "in_sync": [], "lag": null, "note": ""},
+        ]);
+        assert_eq!(table.to_json(), expected);
     }
 }

@@ -1,11 +1,14 @@
-//! `mainstem produce`: sends the lines of standard input as records, in batches.
+//! `mainstem produce`: sends the lines of standard input or of a file as records, in batches.
 //!
 //! A batch is sent when it is large or when standard input pauses. A person who types sees each line sent, and a file
 //! is sent in large requests. One request is in flight at a time, so the order is kept. The producer is not idempotent:
 //! a batch is sent again after an error that may pass, and a lost connection ends the command.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{self, Read};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -18,6 +21,7 @@ use wire::records::BatchBuilder;
 use wire::{Bytes, Text};
 
 use super::cluster::{Cluster, RETRY_FOR, Topic};
+use super::lines::{Line, parse};
 use super::partitioner;
 use crate::arguments::{Acks, Codec, ProduceArguments};
 
@@ -35,15 +39,24 @@ const TIMEOUT_MS: i32 = 30_000;
 /// Runs the command until the end of standard input.
 pub fn produce(arguments: &ProduceArguments) -> anyhow::Result<()> {
     let mut sender = Sender::new(arguments)?;
+    if !arguments.value_files.is_empty() {
+        return sender.send_files(&arguments.value_files);
+    }
+    // A wrong name is said before anything is sent.
+    let input: Box<dyn Read + Send> = match &arguments.file {
+        Some(path) => Box::new(File::open(path).with_context(|| path.display().to_string())?),
+        None => Box::new(io::stdin()),
+    };
     let (block_sender, blocks) = sync_channel(4);
     // The thread ends with the process, because nothing can wake a read from a terminal.
-    std::thread::spawn(move || read_lines(io::stdin().lock(), |block| block_sender.send(block).is_ok()));
+    std::thread::spawn(move || read_lines(input, |block| block_sender.send(block).is_ok()));
     let mut line_number = 0u64;
     while let Some(block) = next(&blocks, &mut sender)? {
-        let block = block.context("standard input cannot be read")?;
+        let block = block.context("the input cannot be read")?;
         for line in lines(&block) {
             line_number += 1;
-            if let Err(error) = sender.add(line) {
+            let added = parse(line, arguments).and_then(|line| sender.add(line));
+            if let Err(error) = added {
                 sender.flush()?;
                 return Err(error.context(format!("line {line_number}")));
             }
@@ -122,29 +135,28 @@ impl<'a> Sender<'a> {
     fn new(arguments: &'a ProduceArguments) -> anyhow::Result<Sender<'a>> {
         let mut cluster = super::connect(&arguments.bootstrap)?;
         let topic = cluster.topic(&arguments.topic, true)?;
-        if let Some(partition) = arguments.partition
-            && !topic.partitions.iter().any(|known| known.index == partition)
-        {
-            bail!("{} has no partition {partition}: it has {}", topic.name, topic.partitions.len());
-        }
         // Many short runs of the command must not all begin with the first partition.
         let sticky = usize::try_from(now().0 & 0xffff).unwrap_or(0) % topic.partitions.len().max(1);
-        Ok(Sender { arguments, cluster, topic, batches: BTreeMap::new(), bytes: 0, sticky })
+        let sender = Sender { arguments, cluster, topic, batches: BTreeMap::new(), bytes: 0, sticky };
+        arguments.partition.map(|partition| sender.known(partition)).transpose()?;
+        Ok(sender)
     }
 
-    fn add(&mut self, line: &[u8]) -> anyhow::Result<()> {
-        let (key, value) = match self.arguments.key_separator.as_deref().filter(|text| !text.is_empty()) {
-            None => (None, line),
-            Some(separator) => {
-                let separator = separator.as_bytes();
-                let at = line.windows(separator.len()).position(|window| window == separator);
-                let at = at.context("it has no key: the key separator does not occur in it")?;
-                (Some(&line[..at]), &line[at + separator.len()..])
-            }
-        };
+    /// Sends each file as the value of one record.
+    fn send_files(&mut self, paths: &[PathBuf]) -> anyhow::Result<()> {
+        for path in paths {
+            let value = std::fs::read(path).with_context(|| path.display().to_string())?;
+            // The rest is as for a line without a key.
+            let line = Line { value: Some(Cow::Owned(value)), ..parse(b"", self.arguments)? };
+            self.add(line).with_context(|| path.display().to_string())?;
+        }
+        self.flush()
+    }
+
+    fn add(&mut self, line: Line<'_>) -> anyhow::Result<()> {
         let count = self.topic.partitions.len();
-        let partition = match (self.arguments.partition, key) {
-            (Some(partition), _) => partition,
+        let partition = match (line.partition, &line.key) {
+            (Some(partition), _) => self.known(partition)?,
             (None, Some(key)) => self.topic.partitions[partitioner::of_key(key, count)].index,
             (None, None) => self.topic.partitions[self.sticky % count].index,
         };
@@ -155,9 +167,18 @@ impl<'a> Sender<'a> {
             self.flush()?;
             return self.add(line);
         }
-        batch.push(now(), key, Some(value));
+        let timestamp = line.timestamp.map_or_else(now, Timestamp);
+        batch.push_with_headers(timestamp, line.key.as_deref(), line.value.as_deref(), &line.headers);
         self.bytes += batch.records_bytes() - before;
         if self.bytes >= REQUEST_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    /// The partition, if the topic has it.
+    fn known(&self, partition: i32) -> anyhow::Result<i32> {
+        if !self.topic.partitions.iter().any(|known| known.index == partition) {
+            bail!("{} has no partition {partition}: it has {}", self.topic.name, self.topic.partitions.len());
+        }
+        Ok(partition)
     }
 
     /// Sends all batches. Retries batches after an error that may pass.

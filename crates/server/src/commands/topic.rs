@@ -1,6 +1,7 @@
 //! `mainstem topic`: create, list, describe, delete, alter, add-partitions.
 
 use client::{check, delete_topics};
+use serde_json::json;
 use wire::Text;
 use wire::messages::create_partitions_request::CreatePartitionsTopic;
 use wire::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
@@ -11,9 +12,9 @@ use wire::messages::{
     IncrementalAlterConfigsRequest,
 };
 
-use super::cluster::Cluster;
-use super::{Table, connect, print};
-use crate::arguments::{Bootstrap, TopicVerb};
+use super::cluster::{Cluster, EARLIEST, LATEST};
+use super::{Table, connect, show};
+use crate::arguments::{Bootstrap, Output, TopicVerb};
 
 /// Time-out of a change. The server answers with an error if the change takes longer.
 const TIMEOUT_MS: i32 = 30_000;
@@ -26,23 +27,43 @@ const SOURCE_TOPIC: i8 = 1;
 
 /// Runs the command against a server.
 pub fn topic(bootstrap: &Bootstrap, verb: TopicVerb) -> anyhow::Result<()> {
-    let mut cluster = connect(bootstrap)?;
+    let (mut cluster, output) = (connect(bootstrap)?, bootstrap.output);
     match verb {
-        TopicVerb::Create { name, partitions, configs } => create(&mut cluster, &name, partitions, configs),
-        TopicVerb::List => list(&mut cluster),
-        TopicVerb::Describe { name } => describe(&mut cluster, &name),
-        TopicVerb::Delete { name } => delete(&mut cluster, &name),
-        TopicVerb::Alter { name, configs } => alter(&mut cluster, &name, configs),
-        TopicVerb::AddPartitions { name, total } => add_partitions(&mut cluster, &name, total),
+        TopicVerb::Create { name, partitions, configs } => {
+            let count = create(&mut cluster, &name, partitions, configs)?;
+            let plural = if count == Some(1) { "" } else { "s" };
+            let with = count.map_or(String::new(), |count| format!(" with {count} partition{plural}"));
+            show(
+                output,
+                || format!("created {name}{with}\n"),
+                || json!({"created": name, "partitions": count}),
+            )
+        }
+        TopicVerb::List => list(&mut cluster, output),
+        TopicVerb::Describe { name } => describe(&mut cluster, &name, output),
+        TopicVerb::Delete { name } => {
+            delete(&mut cluster, &name)?;
+            show(output, || format!("deleted {name}\n"), || json!({"deleted": name}))
+        }
+        TopicVerb::Alter { name, configs } => {
+            alter(&mut cluster, &name, configs)?;
+            show(output, || format!("changed {name}\n"), || json!({"changed": name}))
+        }
+        TopicVerb::AddPartitions { name, total } => {
+            add_partitions(&mut cluster, &name, total)?;
+            let said = || format!("{name} has {total} partitions\n");
+            show(output, said, || json!({"changed": name, "partitions": total}))
+        }
     }
 }
 
+/// Returns the number of partitions, where the server says it.
 fn create(
     cluster: &mut Cluster,
     name: &str,
     partitions: Option<i32>,
     configs: Vec<(String, String)>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Option<i32>> {
     let config = |(name, value): (String, String)| CreatableTopicConfig {
         name: Text::from(name),
         value: Some(Text::from(value)),
@@ -62,27 +83,23 @@ fn create(
     for result in &answer.topics {
         check(result.error_code, result.error_message.as_ref())?;
     }
-    let partitions = match answer.topics.first().map(|result| result.num_partitions) {
-        Some(count) if count > 0 => format!(" with {count} partition{}", if count == 1 { "" } else { "s" }),
-        _ => String::new(),
-    };
-    print(&format!("created {name}{partitions}\n"))
+    Ok(answer.topics.first().map(|result| result.num_partitions).filter(|count| *count > 0))
 }
 
-fn list(cluster: &mut Cluster) -> anyhow::Result<()> {
+fn list(cluster: &mut Cluster, output: Output) -> anyhow::Result<()> {
     let mut table = Table::new(&["TOPIC", "PARTITIONS", ""]);
     for topic in cluster.topics()? {
         let note = if topic.is_internal { "internal" } else { "" };
         table.row([topic.name, topic.partitions.len().to_string(), note.into()]);
     }
-    print(&table.to_text())
+    show(output, || table.to_text(), || table.to_json())
 }
 
-fn describe(cluster: &mut Cluster, name: &str) -> anyhow::Result<()> {
+fn describe(cluster: &mut Cluster, name: &str, output: Output) -> anyhow::Result<()> {
     let topic = cluster.topic_as_it_is(name)?;
     let led: Vec<_> = topic.partitions.iter().filter(|partition| partition.leader >= 0).cloned().collect();
-    let start = cluster.list_offsets(name, &led, -2)?;
-    let end = cluster.list_offsets(name, &led, -1)?;
+    let start = cluster.list_offsets(name, &led, EARLIEST)?;
+    let end = cluster.list_offsets(name, &led, LATEST)?;
     let mut table = Table::new(&["PARTITION", "LEADER", "REPLICAS", "IN SYNC", "START", "END", "RECORDS"]);
     let ids = |ids: &[i32]| ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     for partition in &topic.partitions {
@@ -120,7 +137,11 @@ fn describe(cluster: &mut Cluster, name: &str) -> anyhow::Result<()> {
             configs.row([config.name.to_string(), value, note.into()]);
         }
     }
-    print(&format!("{name}\n\n{}\n{}", table.to_text(), configs.to_text()))
+    show(
+        output,
+        || format!("{name}\n\n{}\n{}", table.to_text(), configs.to_text()),
+        || json!({"topic": name, "partitions": table.to_json(), "configs": configs.to_json()}),
+    )
 }
 
 fn delete(cluster: &mut Cluster, name: &str) -> anyhow::Result<()> {
@@ -129,7 +150,7 @@ fn delete(cluster: &mut Cluster, name: &str) -> anyhow::Result<()> {
     for result in &controller.call(&delete_topics(version, [name], TIMEOUT_MS))?.responses {
         check(result.error_code, result.error_message.as_ref())?;
     }
-    print(&format!("deleted {name}\n"))
+    Ok(())
 }
 
 fn alter(cluster: &mut Cluster, name: &str, configs: Vec<(String, String)>) -> anyhow::Result<()> {
@@ -151,7 +172,7 @@ fn alter(cluster: &mut Cluster, name: &str, configs: Vec<(String, String)>) -> a
     for result in &cluster.controller()?.call(&request)?.responses {
         check(result.error_code, result.error_message.as_ref())?;
     }
-    print(&format!("changed {name}\n"))
+    Ok(())
 }
 
 fn add_partitions(cluster: &mut Cluster, name: &str, total: i32) -> anyhow::Result<()> {
@@ -161,5 +182,5 @@ fn add_partitions(cluster: &mut Cluster, name: &str, total: i32) -> anyhow::Resu
     for result in &cluster.controller()?.call(&request)?.results {
         check(result.error_code, result.error_message.as_ref())?;
     }
-    print(&format!("{name} has {total} partitions\n"))
+    Ok(())
 }

@@ -11,6 +11,7 @@ use anyhow::{Context, bail};
 use broker::users::{ITERATIONS, Users};
 use client::check;
 use sasl::scram::{Credential, Hash, random_salt, salted_password};
+use serde_json::json;
 use wire::messages::alter_user_scram_credentials_request::{
     ScramCredentialDeletion, ScramCredentialUpsertion,
 };
@@ -19,7 +20,7 @@ use wire::messages::{AlterUserScramCredentialsRequest, DescribeUserScramCredenti
 use wire::{ErrorCode, Text};
 
 use super::cluster::Cluster;
-use super::{Table, connect, print};
+use super::{Table, connect, show};
 use crate::arguments::{Bootstrap, MechanismChoice, UserVerb};
 use crate::log_dirs;
 
@@ -49,14 +50,14 @@ pub fn user(bootstrap: &Bootstrap, data_dir: Option<&Path>, verb: UserVerb) -> a
             for hash in chosen(&mechanisms) {
                 place.put(&name, hash, &password, iterations)?;
             }
-            print(&format!("{name} can log in\n"))
+            show(bootstrap.output, || format!("{name} can log in\n"), || json!({"created": name}))
         }
         UserVerb::List => {
             let mut table = Table::new(&["USER", "MECHANISM", "ITERATIONS"]);
             for (name, hash, iterations) in place.all(None)? {
                 table.row([name, hash.mechanism().into(), iterations.to_string()]);
             }
-            print(&table.to_text())
+            show(bootstrap.output, || table.to_text(), || table.to_json())
         }
         UserVerb::Delete { name, mechanisms } => {
             let all = place.all(Some(&name))?;
@@ -70,7 +71,12 @@ pub fn user(bootstrap: &Bootstrap, data_dir: Option<&Path>, verb: UserVerb) -> a
                 place.delete(&name, *hash)?;
             }
             let left = all.len() - found.len();
-            print(&format!("{name} can{} log in\n", if left > 0 { " still" } else { " no longer" }))
+            let can = if left > 0 { " still" } else { " no longer" };
+            show(
+                bootstrap.output,
+                || format!("{name} can{can} log in\n"),
+                || json!({"deleted": name, "mechanisms_left": left}),
+            )
         }
     }
 }
