@@ -26,9 +26,9 @@ CACHE := $(or $(MAINSTEM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mainstem)
 KAFKA_CLIENTS := $(CACHE)/java/clients/kafka-clients-4.4.0.jar
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 
-STEPS := toolchain setup build check test-rust compat clients security kafka-tools differential compaction tiered transactions real-input crash objects failover power hostile bench-load fuzz
+STEPS := toolchain setup build check test-rust compat clients security kafka-tools differential compaction tiered transactions real-input crash objects failover power hostile images monitoring bench-load fuzz
 
-.PHONY: help run cluster build $(STEPS) test bench-quick bench bench-full soak clean
+.PHONY: help run cluster build image $(STEPS) test bench-quick bench bench-full soak clean
 
 help: ## Lists these targets.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1 \2/p' Makefile | awk '{ t = $$2; $$1 = $$2 = ""; sub(/^ +/, ""); printf "make %-12s %s\n", t, $$0 }'
@@ -119,6 +119,15 @@ hostile: build ## Hostile bytes and clients; the server must go on serving the o
 	@tests/hostile/network
 	@tests/hostile/full-disk
 
+image: build ## Images of the server for containers: mainstem:latest and mainstem:latest-kafka, with buildah (docs/containers.md).
+	@packaging/image/build
+
+images: build ## The images run by podman: clients, restarts, kills, memory, users, start scripts written for Kafka's images.
+	@tests/image/run
+
+monitoring: build ## A real Prometheus on a server under load: lints, every query of the dashboards, every alert rule.
+	@tests/monitoring/run
+
 fuzz: toolchain ## Fuzzes each decoder and recovery for FUZZ_SECONDS (10).
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --locked --workspace fuzz
 
@@ -163,7 +172,7 @@ soak: build ## Longer versions of what `make test` runs: hours.
 	@tests/hostile/adversary
 	@MAINSTEM_SEEDS=0..$(SOAK_SEEDS) cargo test --locked -p mainstem-storage
 	@cargo test --locked -p mainstem-storage --lib -- --ignored tests::copies
-	@MAINSTEM_SEEDS=0..4000 cargo test --locked -p mainstem-broker --test consumer_groups_model --test transactions_model
+	@MAINSTEM_SEEDS=0..4000 cargo test --locked -p mainstem-broker --test it -- _model::
 	@MAINSTEM_SEEDS=0..$(SOAK_SEEDS) cargo test --locked -p mainstem-broker --lib cluster::tests
 	@$(MAKE) fuzz FUZZ_SECONDS=900
 

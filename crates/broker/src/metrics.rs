@@ -2,6 +2,7 @@
 //! begin with `mainstem_`.
 
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -64,6 +65,7 @@ pub struct Metrics {
     bytes_out: Family<ApiLabel, Counter>,
     seconds: SecondsFamily,
     errors: Family<ErrorLabel, Counter>,
+    throttled: Family<ApiLabel, Counter<f64, AtomicU64>>,
     /// The metrics of each API that was requested, by API key.
     by_api: [OnceLock<ApiMetrics>; ApiKey::COUNT],
     /// Bytes on disk of each group commit.
@@ -92,6 +94,7 @@ impl Default for Metrics {
             bytes_out: Family::default(),
             seconds: Family::new_with_constructor(seconds_histogram),
             errors: Family::default(),
+            throttled: Family::default(),
             by_api: [const { OnceLock::new() }; ApiKey::COUNT],
             commit_bytes: Histogram::new(exponential_buckets(4096.0, 2.0, 10)),
             commit_entries: Histogram::new(exponential_buckets(1.0, 2.0, 14)),
@@ -122,6 +125,12 @@ impl Metrics {
         Errors { request: api_key.name(), counts: self.errors.clone() }
     }
 
+    /// Counts that a client was told to wait, by a quota.
+    pub fn throttle(&self, api_key: ApiKey, ms: i32) {
+        let label = ApiLabel { request: api_key.name().to_owned() };
+        self.throttled.get_or_create(&label).inc_by(f64::from(ms) / 1000.0);
+    }
+
     /// Adds all metrics to `registry`.
     pub fn register(&self, registry: &mut Registry) {
         registry.register("kafka_network_requestmetrics_requests", "Requests", self.requests.clone());
@@ -144,6 +153,11 @@ impl Metrics {
             "kafka_network_requestmetrics_errors",
             "Partitions in answers of Produce and Fetch that were refused, by error",
             self.errors.clone(),
+        );
+        registry.register(
+            "kafka_network_requestmetrics_throttletime_seconds",
+            "Seconds for which clients were told to wait, by quotas",
+            self.throttled.clone(),
         );
         registry.register(
             "kafka_server_replicamanager_isrshrinks",

@@ -23,10 +23,17 @@ pub struct Rejected {
     reason: Reason,
 }
 
+/// The label of a listener.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct OfListener {
+    listener: String,
+}
+
 /// The counters of all listeners.
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
     pub open: Gauge,
+    pub(crate) by_listener: Family<OfListener, Gauge>,
     pub accepted: Counter,
     pub(crate) rejected: Family<Rejected, Counter>,
     pub handshakes_failed: Counter,
@@ -35,10 +42,15 @@ pub struct Counters {
 
 impl Counters {
     /// Counts an accepted connection. It counts as open until the returned value is dropped, even by a panic.
-    pub fn opened(&self) -> Open {
+    pub fn opened(&self, listener: &str) -> Open {
+        let of_listener =
+            self.by_listener.get_or_create(&OfListener { listener: listener.to_owned() }).clone();
         self.accepted.inc();
-        self.open.inc();
-        Open(self.open.clone())
+        let both = [self.open.clone(), of_listener];
+        for gauge in &both {
+            gauge.inc();
+        }
+        Open(both)
     }
 
     pub fn reject(&self, reason: Reason) {
@@ -63,10 +75,12 @@ impl Counters {
 
 /// See [`Counters::opened`].
 #[derive(Debug)]
-pub struct Open(Gauge);
+pub struct Open([Gauge; 2]);
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.0.dec();
+        for gauge in &self.0 {
+            gauge.dec();
+        }
     }
 }

@@ -214,7 +214,7 @@ where
     let local = stream.set_nodelay(true).and_then(|()| stream.local_addr());
     let local =
         local.inspect_err(|error| tracing::debug!(%peer, %error, "the connection was gone at once")).ok()?;
-    let open = bounds.shared.counters.opened();
+    let open = bounds.shared.counters.opened(&bounds.listener.name);
     let origin = Origin { principal: Principal::anonymous(), peer, local, listener: bounds.listener.clone() };
     let place = (bounds.tls.is_some() || bounds.has_sasl).then(|| bounds.shared.lobby.enter());
     Some(async move {

@@ -13,9 +13,14 @@ use crate::listener::Shared;
 
 /// Adds the metrics of all listeners to `registry`.
 pub fn register(shared: &Arc<Shared>, registry: &mut Registry) {
-    let Counters { open, accepted, rejected, handshakes_failed, authentications_expired } =
+    let Counters { open, by_listener, accepted, rejected, handshakes_failed, authentications_expired } =
         shared.counters.clone();
     registry.register("mainstem_connections_open", "Client connections that are open", open);
+    registry.register(
+        "mainstem_listener_connections",
+        "Client connections that are open, by listener",
+        by_listener,
+    );
     registry.register("mainstem_connections_accepted", "Client connections taken in", accepted);
     let help = "Client connections closed because there were too many, by what there were too many of";
     registry.register("mainstem_connections_rejected", help, rejected);

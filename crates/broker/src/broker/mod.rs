@@ -1,6 +1,7 @@
 //! The broker: the state shared by all connections.
 
 mod background;
+mod identity;
 mod joining;
 mod replicas;
 mod transactions;
@@ -12,7 +13,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use disk::Disk;
-use meta::{Change, Compare, Embedded, MetaError, Store};
+use meta::{Embedded, MetaError, Store};
 use objects::{Bucket, CountedBucket, WatchedBucket};
 use parking_lot::Mutex;
 use storage::copies::Copies;
@@ -21,6 +22,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wire::{ErrorCode, Text};
 
+use self::identity::cluster_id;
 pub(crate) use self::replicas::InSync;
 pub use self::transactions::BUMPING;
 use crate::cluster::host::Directories;
@@ -50,7 +52,6 @@ use crate::telemetry::Telemetry;
 use crate::topics::{Leaders, OFFSETS_TOPIC, Removals, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
 use crate::users::Users;
 
-const CLUSTER_ID_KEY: &str = "cluster_id";
 /// Threads that read the transaction index of a log. Each waits for the object store most of the time.
 const INDEX_READERS: usize = 16;
 /// Fetches that ask other brokers at the same time. Those behind them wait for their turn.
@@ -67,6 +68,16 @@ pub enum OpenError {
     /// The metadata store could not be opened.
     #[error("the metadata cannot be opened: {0}")]
     Meta(#[from] MetaError),
+    /// The metadata is of another cluster than the settings want.
+    #[error(
+        "the data is of the cluster {found}, and cluster.id is {wanted}: name that one, none, or another directory"
+    )]
+    OtherCluster {
+        /// The setting.
+        wanted: String,
+        /// The cluster of the data.
+        found: String,
+    },
     /// The copies of other brokers' logs could not be opened.
     #[error(
         "the copies of other brokers' logs in {path} cannot be opened; without that directory, the broker starts with none: {source}"
@@ -199,7 +210,7 @@ impl Broker {
             Place::Alone { directory, .. } => Arc::new(Embedded::open(&directory.join(stored::META_FILE))?),
             Place::Cluster(membership) => membership.store.clone(),
         };
-        let cluster_id = cluster_id(&*store)?;
+        let cluster_id = cluster_id(&*store, config.cluster_id.get())?;
         let metadata = Metadata::open(store.clone())?;
         let metrics = Arc::new(Metrics::default());
         let clock = Arc::new(SystemClock::default());
@@ -548,22 +559,5 @@ impl Broker {
     pub(crate) async fn transactions_topic(self: &Arc<Self>) -> Result<Arc<Topic>, Failure> {
         let compacted = [("cleanup.policy", "compact")];
         self.find_or_create_topic(TRANSACTIONS_TOPIC, self.config.transactions_partitions, &compacted).await
-    }
-}
-
-/// The cluster's id, generated once (22 letters, as Kafka's ids).
-fn cluster_id(store: &dyn Store) -> Result<Text, MetaError> {
-    if let Some(found) = store.find(CLUSTER_ID_KEY)? {
-        return Ok(Text::from(String::from_utf8_lossy(&found.bytes).into_owned()));
-    }
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-    let random = uuid::Uuid::new_v4().as_u128();
-    let letter = |n: u32| char::from(LETTERS[usize::try_from(random >> (6 * n) & 63).expect("below 64")]);
-    let id: String = (0..22).map(|n| if n == 21 { 'A' } else { letter(n) }).collect();
-    match store.commit(&[Compare::absent(CLUSTER_ID_KEY)], &[Change::put(CLUSTER_ID_KEY, id.clone())]) {
-        Ok(_) => Ok(Text::from(id)),
-        // Another broker was faster.
-        Err(MetaError::Conflict { .. }) => cluster_id(store),
-        Err(error) => Err(error),
     }
 }

@@ -228,7 +228,7 @@ fn encode_telemetry(broker: &Broker, encoder: &mut DescriptorEncoder) -> Result<
         }
         ConstGauge::new(value).encode(family.encode_family(&labels)?)
     })?;
-    let name = "kafka_server_client_metrics_instance_count";
+    let name = "kafka_server_client_metrics_instances";
     let gauge = ConstGauge::new(count(clients));
     let help = "Clients that are asked for their metrics";
     let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;

@@ -369,6 +369,8 @@ settings! {
     node_id: i32 = 1, "node.id", 0, i32::MAX;
     /// Where the server is: a rack, a zone or the like. Metadata has it.
     rack: OptionalText = OptionalText::default(), "broker.rack", OptionalText::default(), OptionalText::default();
+    /// Id of the cluster that a new data directory is of; empty for a random one. A directory of another cluster is refused.
+    cluster_id: OptionalText = OptionalText::default(), "cluster.id", OptionalText::default(), OptionalText::default();
     /// Whether a topic is created when a client first asks for it.
     auto_create_topics: bool = true, "auto.create.topics.enable", false, true;
     /// Partitions of a new topic when the client does not say.

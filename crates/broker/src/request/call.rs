@@ -108,6 +108,7 @@ impl Call {
         }
         if throttle_ms > 0 {
             self.connection.muted.mute(throttle_ms);
+            self.broker.metrics.throttle(self.api.key, throttle_ms);
         }
         throttle_ms
     }

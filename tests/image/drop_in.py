@@ -1,0 +1,150 @@
+"""The image in the place of apache/kafka and of Confluent's: what scripts and libraries that nobody here wrote rely on."""
+
+import time
+
+from podman import KAFKA, START_SECONDS, free_port, kcat
+
+# Each variable of Kafka's images with the setting that it has to give.
+VARIABLES = {
+    "KAFKA_NUM_PARTITIONS": ("7", "num.partitions", "7"),
+    "KAFKA_LOG_RETENTION_HOURS": ("2", "log.retention.ms", "7200000"),
+    "KAFKA_GROUP_INITIAL_REBALANCE_DELAY_MS": ("0", "group.initial.rebalance.delay.ms", "0"),
+    "KAFKA_MESSAGE_MAX_BYTES": ("2000000", "message.max.bytes", "2000000"),
+}
+# What means nothing here, or is for the JVM, must not stop the server.
+WITHOUT_MEANING = {
+    "KAFKA_PROCESS_ROLES": "broker,controller", "KAFKA_CONTROLLER_QUORUM_VOTERS": "1@localhost:9094",
+    "KAFKA_OFFSETS_TOPIC_REPLICATION_FACTOR": "1", "KAFKA_TRANSACTION_STATE_LOG_MIN_ISR": "1", "KAFKA_HEAP_OPTS": "-Xmx1g",
+    "KAFKA_LOG4J_ROOT_LOGLEVEL": "WARN", "KAFKA_JMX_PORT": "9999",
+}
+FILES = (
+    "/etc/kafka/docker/run", "/etc/kafka/secrets", "/mnt/shared/config", "/opt/kafka/config", "/etc/confluent/docker/run",
+    "/etc/confluent/docker/bash-config", "/etc/confluent/docker/configure", "/etc/confluent/docker/ensure",
+    "/etc/confluent/docker/launch", "/usr/bin/kafka-storage",
+)
+LINES = ("Transitioning from RECOVERY to RUNNING", "Kafka Server started", "[KafkaServer id=1] started")
+CLUSTER = "MkU3OEVBNTcwNTJENDM2Qk"
+
+
+def cases(podman):
+    def options(variables):
+        return [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
+
+    def listeners():
+        """The listeners of the start scripts of libraries, on ports that are free here."""
+        outside, inside, controller = free_port(), free_port(), free_port()
+        return outside, {
+            "KAFKA_LISTENERS": f"PLAINTEXT://0.0.0.0:{outside},BROKER://0.0.0.0:{inside},CONTROLLER://0.0.0.0:{controller}",
+            "KAFKA_LISTENER_SECURITY_PROTOCOL_MAP": "BROKER:PLAINTEXT,PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "KAFKA_INTER_BROKER_LISTENER_NAME": "BROKER", "KAFKA_CONTROLLER_LISTENER_NAMES": "CONTROLLER",
+            "KAFKA_NODE_ID": "1", "KAFKA_PROCESS_ROLES": "broker,controller",
+            "KAFKA_CONTROLLER_QUORUM_VOTERS": f"1@localhost:{controller}", "KAFKA_BROKER_ID": "1",
+            "KAFKA_OFFSETS_TOPIC_NUM_PARTITIONS": "1", "KAFKA_OFFSETS_TOPIC_REPLICATION_FACTOR": "1",
+            "KAFKA_LOG_FLUSH_INTERVAL_MESSAGES": "9223372036854775807", "MAINSTEM_ADMIN_LISTEN": "",
+        }, inside
+
+    def works(port):
+        bootstrap = f"127.0.0.1:{port}"
+        kcat(bootstrap, "-P", "-t", "t", records="one\ntwo\n")
+        # They may be in two partitions.
+        assert sorted(kcat(bootstrap, "-C", "-t", "t", "-e", "-q")) == ["one", "two"]
+        return bootstrap
+
+    def contract():
+        port = free_port()
+        given = {name: value for name, (value, _, _) in VARIABLES.items()}
+        given |= WITHOUT_MEANING | {"KAFKA_LISTENERS": f"PLAINTEXT://:{port}", "CLUSTER_ID": CLUSTER, "MAINSTEM_ADMIN_LISTEN": ""}
+        container = podman.start(KAFKA, *options(given))
+        works(port)
+        for file in FILES:
+            container.run("test", "-e", file)
+        shown = container.run("mainstem", "config", "--config", "/opt/kafka/config/server.properties", "--diff").stdout
+        for name, (_, setting, value) in VARIABLES.items():
+            assert f"{setting} = {value}\n" in shown, f"{name} is not {setting} = {value} in {shown}"
+        log = container.log()
+        for line in LINES:
+            assert line in log, f"{line!r} is not in {log[-2000:]}"
+        named = next(line for line in log.splitlines() if "have no meaning here" in line)
+        for name in ("process.roles", "controller.quorum.voters", "offsets.topic.replication.factor"):
+            assert name in named, named
+        assert not any(word in named for word in ("heap", "jmx", "log4j")), named
+        metadata = "\n".join(kcat(f"127.0.0.1:{port}", "-L", "-J"))
+        assert '"originating_broker"' in metadata and ":7," not in metadata, metadata
+        container.remove()
+        return f"{len(FILES)} files, {len(VARIABLES) + len(WITHOUT_MEANING)} variables, {len(LINES)} lines"
+
+    def mounted():
+        """A file in /mnt/shared/config holds, except where a variable says otherwise."""
+        shared = podman.directory / "shared"
+        shared.mkdir()
+        port = free_port()
+        (shared / "server.properties").write_text(f"listeners=PLAINTEXT://:{port}\nnum.partitions=3\nlog.retention.ms=5000\n")
+        variables = {"KAFKA_NUM_PARTITIONS": "4", "MAINSTEM_ADMIN_LISTEN": ""}
+        container = podman.start(KAFKA, *options(variables), "--volume", f"{shared}:/mnt/shared/config:ro")
+        works(port)
+        shown = container.run("mainstem", "config", "--config", "/opt/kafka/config/server.properties", "--diff").stdout
+        assert "num.partitions = 4\n" in shown and "log.retention.ms = 5000\n" in shown, shown
+        container.remove()
+
+    def started_by(script, path, entrypoint=None, more=None, shell="bash"):
+        """As test libraries do it: the container waits for a script, which comes when its port is known."""
+        outside, variables, inside = listeners()
+        text = script.replace("OUTSIDE", str(outside)).replace("INSIDE", str(inside))
+        command = ("-c", f"while [ ! -f {path} ]; do sleep 0.1; done; {shell} {path}")
+        if entrypoint is None:
+            command = ("sh", *command)
+        begin = time.monotonic()
+        container = podman.start(KAFKA, *options(variables | (more or {})), *(("--entrypoint", entrypoint) if entrypoint else ()),
+                                 command=command, wait=False)
+        local = podman.directory / "start.sh"
+        local.write_text(text)
+        local.chmod(0o755)
+        podman.ask("cp", str(local), f"{container.name}:{path}")
+        container.wait_until_ready()
+        seconds = time.monotonic() - begin
+        assert seconds < START_SECONDS
+        works(outside)
+        for line in LINES:
+            assert line in container.log(), container.log()[-2000:]
+        container.remove()
+        return f"ready after {seconds:.1f} s"
+
+    def by_java():
+        return started_by(
+            "#!/bin/bash\nexport KAFKA_ADVERTISED_LISTENERS=PLAINTEXT://127.0.0.1:OUTSIDE,BROKER://localhost:INSIDE\n"
+            "/etc/kafka/docker/run\n", "/tmp/testcontainers_start.sh")
+
+    def by_go():
+        return started_by(
+            "#!/bin/bash\nsource /etc/confluent/docker/bash-config\n"
+            "export KAFKA_ADVERTISED_LISTENERS=PLAINTEXT://127.0.0.1:OUTSIDE,BROKER://localhost:INSIDE\n"
+            "echo Starting Kafka KRaft mode\nsed -i '/KAFKA_ZOOKEEPER_CONNECT/d' /etc/confluent/docker/configure\n"
+            "echo 'kafka-storage format --ignore-formatted -t \"$(kafka-storage random-uuid)\" -c /etc/kafka/kafka.properties'"
+            " >> /etc/confluent/docker/configure\necho '' > /etc/confluent/docker/ensure\n"
+            "/etc/confluent/docker/configure\n/etc/confluent/docker/launch\n", "/usr/sbin/testcontainers_start.sh", entrypoint="sh")
+
+    def by_python():
+        return started_by(
+            "#!/bin/bash\nsed -i '/KAFKA_ZOOKEEPER_CONNECT/d' /etc/confluent/docker/configure\n"
+            f"echo 'kafka-storage format --ignore-formatted -t {CLUSTER} -c /etc/kafka/kafka.properties' >> "
+            "/etc/confluent/docker/configure\n"
+            "export KAFKA_ADVERTISED_LISTENERS=PLAINTEXT://127.0.0.1:OUTSIDE,BROKER://$(hostname -i | cut -d' ' -f1):INSIDE\n"
+            ". /etc/confluent/docker/bash-config\n/etc/confluent/docker/configure\n/etc/confluent/docker/launch\n", "/tc-start.sh",
+            more={"CLUSTER_ID": CLUSTER}, shell="sh")
+
+    def signals():
+        port = free_port()
+        container = podman.start(KAFKA, *options({"KAFKA_LISTENERS": f"PLAINTEXT://:{port}", "MAINSTEM_ADMIN_LISTEN": ""}))
+        begin = time.monotonic()
+        podman.ask("stop", "--time", "30", container.name)
+        seconds = time.monotonic() - begin
+        assert seconds < 10 and container.inspect()["State"]["ExitCode"] == 0, (seconds, container.log()[-1000:])
+        container.remove()
+        return f"{seconds:.1f} s"
+
+    yield "drop-in: files, variables and lines of Kafka's images", 120, contract
+    yield "drop-in: a mounted server.properties", 60, mounted
+    yield "drop-in: started as Testcontainers for Java does", 60, by_java
+    yield "drop-in: started as Testcontainers for Go does", 60, by_go
+    yield "drop-in: started as Testcontainers for Python does", 60, by_python
+    yield "drop-in: SIGTERM", 60, signals
