@@ -2,10 +2,10 @@
 
 import collections
 import json
-import logging
 import threading
 import time
 
+from clientlogs import ClientLogs, stamp, threads
 from errors import REPEATED
 
 TOPIC, PARTITIONS = "ledger", 12
@@ -20,7 +20,7 @@ class Ledger:
 
     def __init__(self, cluster, transfers, histories, errors):
         self.cluster, self.transfers, self.histories, self.errors = cluster, transfers, histories, errors
-        self.stopping, self.lock = threading.Event(), threading.Lock()
+        self.stopping, self.lock, self.logs = threading.Event(), threading.Lock(), ClientLogs()
         self.acknowledged = collections.defaultdict(list)
         # When each partition answered last, and the longest time without an answer that one of them had.
         self.last_answer, self.longest = {}, 0
@@ -189,10 +189,12 @@ class Ledger:
                     print(what, vars(answer.result(20)), file=out)
                 except Exception as error:
                     print(what, repr(error), file=out)
-        # A client logs when it is called; a call that is not answered may take this long.
+        (directory / "threads.txt").write_text(threads())
+        # A call that a server does not answer ends after a minute.
         time.sleep(70)
         for group in self.groups:
-            (directory / f"group-{group.name}.log").write_text("\n".join(group.logged))
+            self.logs.write(f"group-{group.name}", directory / f"group-{group.name}.log")
+            (directory / f"group-{group.name}-errors.log").write_text("\n".join(group.met))
 
 
 class Group:
@@ -208,8 +210,8 @@ class Group:
         if self.rack:
             self.options = {**options, "client.rack": f"rack-{rack}", "statistics.interval.ms": 1000, "stats_cb": self.note_brokers}
         self.committed, self.went_back, self.last_commit = {}, [], 0
-        # What its member does, and since when, and the end of what its client logs.
-        self.doing, self.logged = ("begins", time.monotonic()), collections.deque(maxlen=3000)
+        # What its member does, and since when, and the errors that it met.
+        self.doing, self.met = ("begins", time.monotonic()), collections.deque(maxlen=3000)
         # The highest number of each partition that its member has.
         self.consumed = collections.Counter()
 
@@ -217,8 +219,9 @@ class Group:
         from confluent_kafka import Consumer, KafkaException
         consumer = Consumer({
             "bootstrap.servers": self.cluster.bootstrap, "group.id": self.name, "auto.offset.reset": "earliest",
-            "enable.auto.commit": False, "reconnect.backoff.max.ms": 500, "debug": "cgrp,protocol", **self.options,
-        }, logger=ring(self.logged))
+            "enable.auto.commit": False, "reconnect.backoff.max.ms": 500, "debug": "cgrp,protocol",
+            "client.id": f"group-{self.name}", **self.options,
+        })
         consumer.subscribe([self.topic])
         while not stopping.is_set():
             came, self.doing = False, ("consumes", time.monotonic())
@@ -251,7 +254,7 @@ class Group:
             time.sleep(0.1)
 
     def note(self, error, handled=()):
-        self.logged.append(f"{stamp()} {error}")
+        self.met.append(f"{stamp()} {error}")
         self.errors.note(f"group {self.name}", error, handled)
 
     def watch(self, stopping):
@@ -317,19 +320,6 @@ def read(cluster, topic, partitions, isolation="read_uncommitted"):
                 ended.add(message.partition())
     reader.close()
     return found
-
-
-def stamp():
-    now = time.time()
-    return f"{time.strftime('%H:%M:%S', time.gmtime(now))}.{now % 1 * 1000:03.0f}"
-
-
-def ring(lines):
-    """A logger that keeps the last lines of a client."""
-    logger = logging.Logger("client")
-    logger.addHandler(handler := logging.Handler())
-    handler.emit = lambda record: lines.append(f"{stamp()} {record.getMessage()}")
-    return logger
 
 
 def told(seconds):

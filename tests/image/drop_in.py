@@ -132,6 +132,14 @@ def cases(podman):
             ". /etc/confluent/docker/bash-config\n/etc/confluent/docker/configure\n/etc/confluent/docker/launch\n", "/tc-start.sh",
             more={"CLUSTER_ID": CLUSTER}, shell="sh")
 
+    def read_only():
+        """Where a file can be written only below /tmp, the settings lie there."""
+        port = free_port()
+        container = podman.start(KAFKA, *options({"KAFKA_LISTENERS": f"PLAINTEXT://:{port}", "MAINSTEM_ADMIN_LISTEN": ""}), "--read-only",
+                                 "--user", "123456:0")
+        works(port)
+        container.remove()
+
     def signals():
         port = free_port()
         container = podman.start(KAFKA, *options({"KAFKA_LISTENERS": f"PLAINTEXT://:{port}", "MAINSTEM_ADMIN_LISTEN": ""}))
@@ -147,4 +155,5 @@ def cases(podman):
     yield "drop-in: started as Testcontainers for Java does", 60, by_java
     yield "drop-in: started as Testcontainers for Go does", 60, by_go
     yield "drop-in: started as Testcontainers for Python does", 60, by_python
+    yield "drop-in: a root file system that cannot be written, and another user", 60, read_only
     yield "drop-in: SIGTERM", 60, signals

@@ -18,7 +18,7 @@ SLIM, KAFKA = f"mainstem:{TAG}", f"mainstem:{TAG}-kafka"
 BUILD_SECONDS, COMMAND_SECONDS, START_SECONDS = 300, 60, 30
 # What is inherited may be above what this process may give to another.
 LIMITS = ("--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096")
-INSIDE = "MAINSTEM_IMAGE_TEST_INSIDE"
+INSIDE = "IMAGE_TEST_INSIDE"
 CGROUPS = Path("/sys/fs/cgroup")
 
 

@@ -39,6 +39,7 @@ def cases(podman):
         container, bootstrap = server("--volume", f"{volume}:/var/lib/mainstem")
         kcat(bootstrap, "-P", "-t", "t", records="one\ntwo\n")
         assert kcat(bootstrap, "-C", "-t", "t", "-e", "-q") == ["one", "two"]
+        assert "allow.insecure.listeners allows that" in container.log(), container.log()
         engine = "io_uring" if "io_uring is refused" not in container.log() else "threads with O_DIRECT"
         begin = time.monotonic()
         podman.ask("stop", "--time", "30", container.name)

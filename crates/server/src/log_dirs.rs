@@ -10,6 +10,8 @@ use anyhow::{Context, bail};
 use broker::LogDirectory;
 use disk::{DirectoryLock, Disk, Engine};
 
+use crate::settings::engine_name;
+
 /// Permission bits of a file for its group, for all others, and for both.
 const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
@@ -157,7 +159,9 @@ pub fn prepare(
             if !locked {
                 locks.lock(&path)?;
             }
-            Ok(Arc::new(disk::open_directory(&path, engine)?) as Arc<dyn Disk>)
+            let disk = disk::open_directory(&path, engine)?;
+            tracing::info!(directory = %path.display(), engine = engine_name(disk.engine()), "the log directory is in use");
+            Ok(Arc::new(disk) as Arc<dyn Disk>)
         }));
     }
     Ok(directories)

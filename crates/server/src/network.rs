@@ -66,12 +66,10 @@ pub async fn bind_all(settings: &Settings) -> anyhow::Result<Vec<Bound>> {
     Ok(bound)
 }
 
-/// Refuses listeners whose traffic others could read, or which others could use without authentication.
+/// Refuses listeners whose traffic others could read, or which others could use without authentication, or warns of them where that is
+/// allowed.
 fn check_exposure(settings: &Settings, listener: &ListenerSettings, at: SocketAddr) -> anyhow::Result<()> {
-    if listener.is_secure()
-        || at.ip().to_canonical().is_loopback()
-        || settings.text("allow.insecure.listeners") == "true"
-    {
+    if listener.is_secure() || at.ip().to_canonical().is_loopback() {
         return Ok(());
     }
     let name = if settings.text("listeners").is_empty() { "listen" } else { "listeners" };
@@ -82,6 +80,14 @@ fn check_exposure(settings: &Settings, listener: &ListenerSettings, at: SocketAd
     } else {
         "neither encrypts nor authenticates: use SASL_SSL, or SSL with ssl.client.auth=required"
     };
+    if settings.text("allow.insecure.listeners") == "true" {
+        let listener = &listener.name;
+        tracing::warn!(
+            listener,
+            "can be reached from other machines and {lacks}; allow.insecure.listeners allows that"
+        );
+        return Ok(());
+    }
     let problem = format!(
         "the listener {} ({}) can be reached from other machines and {lacks}. On a network that nobody else can reach, set \
          allow.insecure.listeners=true",

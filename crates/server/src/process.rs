@@ -8,6 +8,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -34,8 +35,12 @@ pub fn is_kept_back(newest: &impl AsRawFd) -> bool {
 
 /// Whether that is still so.
 pub fn lacks_descriptors() -> bool {
+    const NONE_LEFT: [Errno; 2] = [Errno::MFILE, Errno::NFILE];
     // Any open file shows the lowest number that is free.
-    fs::File::open("/dev/null").map_or(true, |newest| is_kept_back(&newest))
+    match fs::File::open("/proc/self/stat") {
+        Ok(newest) => is_kept_back(&newest),
+        Err(error) => NONE_LEFT.iter().any(|of| error.raw_os_error() == Some(of.raw_os_error())),
+    }
 }
 
 /// The number of the first file that is kept back: at most half of them are.

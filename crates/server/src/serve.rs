@@ -93,7 +93,8 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let address = addresses.join(", ");
     admin.set_ready(true);
     let millis = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    tracing::info!(address, millis, version = env!("CARGO_PKG_VERSION"), "ready");
+    let durability = "acks=all is answered when records are on the device";
+    tracing::info!(address, millis, version = env!("CARGO_PKG_VERSION"), durability, "ready");
     announce(&format!(
         "mainstem is ready on {address} (data {}, admin {})",
         directory.display(),

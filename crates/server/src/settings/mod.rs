@@ -462,13 +462,7 @@ impl Settings {
             "admin.listen" => self.admin_listen.clone().unwrap_or_default(),
             "log.level" => self.log_level.clone(),
             "log.format" => if self.log_format == LogFormat::Json { "json" } else { "text" }.into(),
-            "disk.engine" => match self.engine {
-                Engine::Auto => "auto",
-                Engine::Uring => "uring",
-                Engine::Direct => "direct",
-                Engine::Plain => "plain",
-            }
-            .into(),
+            "disk.engine" => engine_name(self.engine).into(),
             _ => unreachable!("{name} is not in the table of own settings"),
         }
     }
@@ -556,6 +550,16 @@ fn made_by_kubernetes(rest: &str) -> bool {
         || rest
             .strip_prefix("PORT_")
             .is_some_and(|rest| rest.starts_with(|letter: char| letter.is_ascii_digit()))
+}
+
+/// The name of an engine.
+pub fn engine_name(engine: Engine) -> &'static str {
+    match engine {
+        Engine::Auto => "auto",
+        Engine::Uring => "uring",
+        Engine::Direct => "direct",
+        Engine::Plain => "plain",
+    }
 }
 
 /// The engine with this name.
