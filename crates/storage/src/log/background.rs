@@ -11,7 +11,7 @@ use objects::{BucketError, Patience};
 
 use crate::cleaner::{Cleaner, LOOK_EVERY, Manifests, Merged, Turn};
 use crate::pacer::{Pacer, REST_AFTER_FAILURE_MAX};
-use crate::preparer::{PREPARED_TARGET, Preparer};
+use crate::preparer::Preparer;
 use crate::shared::Shared;
 use crate::uploader::{UploadError, Uploaded, Uploader};
 
@@ -200,7 +200,7 @@ pub(super) fn run_preparer(shared: &Shared, preparer: &mut Preparer) {
             let mut news = shared.preparer_news.lock();
             // Most news report more dead segments, and these can wait.
             while !news.stop
-                && shared.prepared_count() >= PREPARED_TARGET
+                && shared.prepared_count() >= preparer.target()
                 && !shared.preparer_wake.wait_until(&mut news, until).timed_out()
             {}
             if news.stop {

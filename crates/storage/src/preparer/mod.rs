@@ -26,7 +26,10 @@ use crate::segment::{PREPARING, Segment, file_name, write_header};
 use crate::shared::Shared;
 
 /// Segments kept prepared: the next one, and one more for the time in which the next one is filled.
-pub(crate) const PREPARED_TARGET: usize = 2;
+const PREPARED_TARGET: usize = 2;
+/// While segments grow, the next one alone, so that a log with little in it takes little of the disk. It is several times as long as
+/// the one that is being filled.
+const PREPARED_WHILE_YOUNG: usize = 1;
 /// Length of the first segment of an empty log. Zero-filling it takes some 10 ms, so the server is ready at once.
 pub(crate) const FIRST_SEGMENT_BYTES: u64 = 16 * 1024 * 1024;
 /// Each new segment of a young log is this many times as long as the last, up to the configured length.
@@ -42,6 +45,8 @@ pub(crate) struct Preparer {
     shared: Arc<Shared>,
     next_sequence: u32,
     next_length: u64,
+    /// How many segments of the full length there were since the log was opened, the prepared ones among them.
+    full: usize,
     spares: Spares,
     /// How long the next turn should leave the device to appends, unless a segment is wanted.
     rest: Duration,
@@ -54,8 +59,9 @@ impl Preparer {
     pub fn new(shared: Arc<Shared>, next_sequence: u32, last_length: u64) -> Preparer {
         let segment_bytes = shared.options.segment_bytes;
         let next_length = (last_length * GROWTH).clamp(FIRST_SEGMENT_BYTES.min(segment_bytes), segment_bytes);
+        let full = usize::from(last_length >= segment_bytes);
         let spares = Spares::new(shared.clone());
-        Preparer { shared, next_sequence, next_length, spares, rest: Duration::ZERO, paced: false }
+        Preparer { shared, next_sequence, next_length, full, spares, rest: Duration::ZERO, paced: false }
     }
 
     /// From now on zero-filling may rest for appends.
@@ -63,10 +69,15 @@ impl Preparer {
         self.paced = true;
     }
 
+    /// How many segments shall be prepared: more than one once the writer has one of the full length.
+    pub fn target(&self) -> usize {
+        if self.full > self.shared.prepared_count() { PREPARED_TARGET } else { PREPARED_WHILE_YOUNG }
+    }
+
     /// Recycles dead segments and prepares one segment if one is wanted. Returns true if there may be more to do.
     pub fn turn(&mut self) -> bool {
         self.spares.collect();
-        if self.shared.prepared_count() < PREPARED_TARGET {
+        if self.shared.prepared_count() < self.target() {
             match self.prepare() {
                 Ok(segment) => {
                     self.shared.add_prepared(segment);
@@ -135,6 +146,7 @@ impl Preparer {
         self.shared.disk.rename(PREPARING, &file_name(header.sequence))?;
         self.spares.note_wanted();
         self.next_sequence += 1;
+        self.full += usize::from(length >= self.shared.options.segment_bytes);
         self.next_length = (length * GROWTH).clamp(self.least_bytes(), self.shared.options.segment_bytes);
         Ok(Arc::new(Segment::new(header.sequence, header.generation, file)))
     }
@@ -202,7 +214,7 @@ impl Preparer {
                 if behind && allocated {
                     break;
                 }
-                if !behind && self.shared.prepared_count() > 0 {
+                if !behind && (self.shared.prepared_count() > 0 || self.target() == PREPARED_WHILE_YOUNG) {
                     std::thread::sleep((begun.elapsed() * REST_FACTOR).min(REST_MAX));
                 }
             }
