@@ -43,6 +43,8 @@ pub use connection::table::{served, waits};
 pub use coordinator::Remote;
 pub use image::offline::{copy_metadata, stream_names};
 pub use logs::{LogDirectory, LogsError};
+pub use metrics::{AnsweredRequest, RequestObserver};
 pub use quotas::{Rate, Window};
 pub use request::call::api::{Api, Memory, Right, Versions};
 pub use request::call::{Answer, Refused};
+pub use resources::memory::process_memory_bytes;

@@ -1,8 +1,10 @@
 //! The broker's metrics. They have Kafka's names in the spelling of its JMX exporter. Metrics that Kafka does not have
 //! begin with `mainstem_`.
 
-use std::sync::OnceLock;
+use std::fmt::Debug;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -10,6 +12,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use wire::{ApiKey, ErrorCode};
+
+use crate::caller::Origin;
 
 /// The API of a request.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -57,9 +61,36 @@ pub struct ApiMetrics {
 
 type SecondsFamily = Family<ApiLabel, Histogram, fn() -> Histogram>;
 
+/// An answered request, as observers hear of it.
+#[derive(Clone, Copy, Debug)]
+pub struct AnsweredRequest<'a> {
+    /// Kafka's name of the API.
+    pub api: &'static str,
+    /// The version of the request.
+    pub version: i16,
+    /// The client id of the request.
+    pub client_id: &'a str,
+    /// Who sent it, from where to where.
+    pub origin: &'a Origin,
+    /// From the whole request to its answer.
+    pub took: Duration,
+    /// Bytes of the request.
+    pub bytes_in: usize,
+    /// Bytes of the answer, 0 for one that is not sent.
+    pub bytes_out: usize,
+}
+
+/// Hears of every answered request, on the thread that answers it.
+pub trait RequestObserver: Debug + Send + Sync {
+    /// A request was answered. Must not block.
+    fn answered(&self, request: &AnsweredRequest<'_>);
+}
+
 /// The metrics that are counted as events happen.
 #[derive(Debug)]
 pub struct Metrics {
+    /// Whoever else hears of answered requests.
+    pub observer: OnceLock<Arc<dyn RequestObserver>>,
     requests: Family<ApiLabel, Counter>,
     bytes_in: Family<ApiLabel, Counter>,
     bytes_out: Family<ApiLabel, Counter>,
@@ -89,6 +120,7 @@ fn seconds_histogram() -> Histogram {
 impl Default for Metrics {
     fn default() -> Metrics {
         Metrics {
+            observer: OnceLock::new(),
             requests: Family::default(),
             bytes_in: Family::default(),
             bytes_out: Family::default(),

@@ -4,6 +4,8 @@ use crate::source::has_word;
 
 /// Hosts that may occur in a file: public, for people or for the usual clients.
 const HOSTS: &[&str] = &[
+    // All addresses of a machine.
+    "0.0.0.0",
     "github.com",
     "kafka.apache.org",
     "keepachangelog.com",

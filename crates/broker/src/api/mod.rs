@@ -32,3 +32,4 @@ pub mod sasl;
 pub mod transaction_markers;
 pub mod transactions;
 pub mod user_credentials;
+pub mod without;

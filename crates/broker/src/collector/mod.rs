@@ -18,9 +18,15 @@ use self::arrivals::Arrivals;
 use crate::broker::Broker;
 use crate::cluster::replicas::Replicas;
 use crate::image::Image;
+use crate::metrics::RequestObserver;
 use crate::topics::Topic;
 
 impl Broker {
+    /// Lets `observer` hear of every answered request from now on. Only the first observer does.
+    pub fn observe_requests(&self, observer: Arc<dyn RequestObserver>) {
+        let _ = self.metrics.observer.set(observer);
+    }
+
     /// Adds all metrics of the broker to `registry`.
     pub fn register_metrics(self: &Arc<Self>, registry: &mut Registry) {
         self.metrics.register(registry);

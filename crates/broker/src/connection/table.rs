@@ -3,12 +3,17 @@
 //! To add an API, write its handler in [`crate::api`] and add its row here.
 
 use wire::ApiKey;
+use wire::messages::{
+    AddRaftVoterRequest, DeleteShareGroupStateRequest, InitializeShareGroupStateRequest,
+    ReadShareGroupStateRequest, ReadShareGroupStateSummaryRequest, RemoveRaftVoterRequest,
+    WriteShareGroupStateRequest,
+};
 
 use crate::api::{
     acls, admin_cluster, admin_configs, admin_groups, admin_replicas, admin_topics, alter_configs,
     api_versions, client_quotas, client_telemetry, consumer_groups, copies, delete_records, fetch,
     group_membership, init_producer_id, list_offsets, metadata, nearest, offsets, reassignments, sasl,
-    transaction_markers, transactions, user_credentials,
+    transaction_markers, transactions, user_credentials, without,
 };
 use crate::quotas::Quota;
 use crate::request::call::api::{Api, Handler, Memory, Right, Versions};
@@ -36,11 +41,7 @@ static APIS: &[Api] = &[
     },
     Api::new(ApiKey::OffsetCommit, |call| call.answer(offsets::commit)),
     Api::new(ApiKey::OffsetFetch, |call| call.answer(offsets::fetch)),
-    // Version 6 is for share groups.
-    Api {
-        versions: Versions::UpTo(5),
-        ..Api::new(ApiKey::FindCoordinator, |call| call.answer(offsets::find_coordinator))
-    },
+    Api::new(ApiKey::FindCoordinator, |call| call.answer(offsets::find_coordinator)),
     Api {
         memory: Memory::Waiting,
         ..Api::new(ApiKey::JoinGroup, |call| call.answer(group_membership::join))
@@ -123,6 +124,10 @@ static APIS: &[Api] = &[
         carried_through: true,
         ..Api::new(ApiKey::CreatePartitions, |call| call.answer(admin_topics::create_partitions))
     },
+    Api::refused(ApiKey::CreateDelegationToken, |call| call.answer(without::create_token)),
+    Api::refused(ApiKey::RenewDelegationToken, |call| call.answer(without::renew_token)),
+    Api::refused(ApiKey::ExpireDelegationToken, |call| call.answer(without::expire_token)),
+    Api::refused(ApiKey::DescribeDelegationToken, |call| call.answer(without::describe_tokens)),
     Api { carried_through: true, ..Api::new(ApiKey::DeleteGroups, |call| call.answer(admin_groups::delete)) },
     Api::of_cluster(ApiKey::ElectLeaders, Operation::Alter, |call| {
         call.answer_for_cluster(admin_replicas::elect_leaders)
@@ -184,6 +189,38 @@ static APIS: &[Api] = &[
         call.answer_for_cluster(admin_configs::list_resources)
     }),
     Api::new(ApiKey::DescribeTopicPartitions, |call| call.answer(admin_replicas::describe_topic_partitions)),
+    Api::refused(ApiKey::ShareGroupHeartbeat, |call| call.answer(without::share_group_heartbeat)),
+    Api::refused(ApiKey::ShareGroupDescribe, |call| call.answer(without::share_group_describe)),
+    Api::refused(ApiKey::ShareFetch, |call| call.answer(without::share_fetch)),
+    Api::refused(ApiKey::ShareAcknowledge, |call| call.answer(without::share_acknowledge)),
+    Api::of_cluster(ApiKey::AddRaftVoter, Operation::Alter, |call| {
+        call.answer_for_cluster(without::refuse::<AddRaftVoterRequest>)
+    }),
+    Api::of_cluster(ApiKey::RemoveRaftVoter, Operation::Alter, |call| {
+        call.answer_for_cluster(without::refuse::<RemoveRaftVoterRequest>)
+    }),
+    Api::of_cluster(ApiKey::InitializeShareGroupState, Operation::ClusterAction, |call| {
+        call.answer_for_cluster(without::refuse::<InitializeShareGroupStateRequest>)
+    }),
+    Api::of_cluster(ApiKey::ReadShareGroupState, Operation::ClusterAction, |call| {
+        call.answer_for_cluster(without::refuse::<ReadShareGroupStateRequest>)
+    }),
+    Api::of_cluster(ApiKey::WriteShareGroupState, Operation::ClusterAction, |call| {
+        call.answer_for_cluster(without::refuse::<WriteShareGroupStateRequest>)
+    }),
+    Api::of_cluster(ApiKey::DeleteShareGroupState, Operation::ClusterAction, |call| {
+        call.answer_for_cluster(without::refuse::<DeleteShareGroupStateRequest>)
+    }),
+    Api::of_cluster(ApiKey::ReadShareGroupStateSummary, Operation::ClusterAction, |call| {
+        call.answer_for_cluster(without::refuse::<ReadShareGroupStateSummaryRequest>)
+    }),
+    Api::refused(ApiKey::StreamsGroupHeartbeat, |call| call.answer(without::streams_group_heartbeat)),
+    Api::refused(ApiKey::StreamsGroupDescribe, |call| call.answer(without::streams_group_describe)),
+    Api::refused(ApiKey::DescribeShareGroupOffsets, |call| {
+        call.answer(without::describe_share_group_offsets)
+    }),
+    Api::refused(ApiKey::AlterShareGroupOffsets, |call| call.answer(without::alter_share_group_offsets)),
+    Api::refused(ApiKey::DeleteShareGroupOffsets, |call| call.answer(without::delete_share_group_offsets)),
     // Brokers send each other the rest.
     Api {
         carried_through: true,

@@ -15,6 +15,7 @@ use wire::{Chunks, DecodeError, Message, Reader};
 use self::api::{Api, Memory, Right};
 use crate::broker::Broker;
 use crate::caller::Caller;
+use crate::metrics::AnsweredRequest;
 use crate::quotas::Quota;
 use crate::request::Request;
 use crate::request::cluster_requests::ClusterRequest;
@@ -136,7 +137,19 @@ impl Call {
         metrics.requests.inc();
         metrics.bytes_in.inc_by(self.request_bytes as u64);
         metrics.bytes_out.inc_by(bytes_out as u64);
-        metrics.seconds.observe(self.begun.elapsed().as_secs_f64());
+        let took = self.begun.elapsed();
+        metrics.seconds.observe(took.as_secs_f64());
+        if let Some(observer) = self.broker.metrics.observer.get() {
+            observer.answered(&AnsweredRequest {
+                api: self.api.key.name(),
+                version: self.header.version,
+                client_id: &self.caller.client_id,
+                origin: &self.caller.origin,
+                took,
+                bytes_in: self.request_bytes,
+                bytes_out,
+            });
+        }
     }
 
     /// Answers with a message that does not depend on earlier requests of the connection.

@@ -48,6 +48,8 @@ refused_at_the_top! {
     ReadCopiesRequest ReadCopiesResponse { error_message: message },
     LocateRecordsRequest LocateRecordsResponse { error_message: message },
     ListConfigResourcesRequest ListConfigResourcesResponse {},
+    AddRaftVoterRequest AddRaftVoterResponse { error_message: message },
+    RemoveRaftVoterRequest RemoveRaftVoterResponse { error_message: message },
 }
 
 impl ClusterRequest for m::CreateAclsRequest {

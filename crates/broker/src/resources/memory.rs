@@ -10,7 +10,12 @@ const MIB: u64 = 1024 * 1024;
 /// MiB or an eighth of the memory, whichever is less.
 pub fn tail_cache_bytes_default() -> i64 {
     static BYTES: OnceLock<i64> = OnceLock::new();
-    *BYTES.get_or_init(|| share_of(memory_bytes(Path::new("/"))))
+    *BYTES.get_or_init(|| share_of(process_memory_bytes()))
+}
+
+/// Bytes of memory that this process may use; `None` if the system does not say.
+pub fn process_memory_bytes() -> Option<u64> {
+    memory_bytes(Path::new("/"))
 }
 
 fn share_of(memory: Option<u64>) -> i64 {

@@ -280,3 +280,27 @@ async fn settings_and_special_values_are_refused_as_kafka_refuses_them() {
     }
     broker.close().await;
 }
+
+/// What is off is refused with the error that Kafka gives, for each group that is asked for, and for tokens by who asks.
+#[tokio::test(flavor = "multi_thread")]
+async fn features_that_are_off_are_refused_as_kafka_refuses_them() {
+    const UNSUPPORTED_VERSION: i16 = 35;
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    let heartbeat: m::ShareGroupHeartbeatResponse =
+        call(&mut connection, 1, &m::ShareGroupHeartbeatRequest::default()).await;
+    assert_eq!(heartbeat.error_code, UNSUPPORTED_VERSION);
+    assert_eq!(heartbeat.error_message.unwrap().as_str(), "The version of API is not supported.");
+    let groups = vec![Text::from_static("a"), Text::from_static("b")];
+    let request = m::ShareGroupDescribeRequest { group_ids: groups, ..Default::default() };
+    let described: m::ShareGroupDescribeResponse = call(&mut connection, 1, &request).await;
+    let shown: Vec<_> =
+        described.groups.iter().map(|group| (group.group_id.as_str(), group.error_code)).collect();
+    assert_eq!(shown, [("a", UNSUPPORTED_VERSION), ("b", UNSUPPORTED_VERSION)]);
+    // DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
+    let tokens: m::DescribeDelegationTokenResponse =
+        call(&mut connection, 3, &m::DescribeDelegationTokenRequest::default()).await;
+    assert_eq!(tokens.error_code, 64);
+    broker.close().await;
+}

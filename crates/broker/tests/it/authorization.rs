@@ -724,8 +724,40 @@ fn whole_cluster() -> Vec<Case> {
     ]
 }
 
+/// APIs of features that are off. What else is refused of them needs no right.
+fn off() -> Vec<Case> {
+    macro_rules! share_state {
+        ($($request:ident $answer:ident $module:ident $data:ident $version:literal;)*) => {
+            vec![$({
+                let topic = m::$module::$data { partitions: vec![Default::default()], ..Default::default() };
+                let request = m::$request { topics: vec![topic], ..Default::default() };
+                case("", &[cluster(CLUSTER_ACTION)], $version, request, |r: &m::$answer| {
+                    vec![r.results[0].partitions[0].error_code]
+                })
+            },)*]
+        };
+    }
+    let mut cases = share_state! {
+        InitializeShareGroupStateRequest InitializeShareGroupStateResponse
+            initialize_share_group_state_request InitializeStateData 0;
+        ReadShareGroupStateRequest ReadShareGroupStateResponse read_share_group_state_request ReadStateData 0;
+        WriteShareGroupStateRequest WriteShareGroupStateResponse write_share_group_state_request WriteStateData 1;
+        DeleteShareGroupStateRequest DeleteShareGroupStateResponse delete_share_group_state_request DeleteStateData 0;
+        ReadShareGroupStateSummaryRequest ReadShareGroupStateSummaryResponse
+            read_share_group_state_summary_request ReadStateSummaryData 1;
+    };
+    let voter = m::AddRaftVoterRequest::default();
+    cases.push(case("", &[cluster(ALTER)], 1, voter, |r: &m::AddRaftVoterResponse| vec![r.error_code]));
+    let voter = m::RemoveRaftVoterRequest::default();
+    cases.push(case("", &[cluster(ALTER)], 0, voter, |r: &m::RemoveRaftVoterResponse| vec![r.error_code]));
+    cases
+}
+
 fn cases() -> Vec<Case> {
-    [data(), groups(), transactions(), administration(), whole_cluster()].into_iter().flatten().collect()
+    [data(), groups(), transactions(), administration(), whole_cluster(), off()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn connect_as(broker: &Arc<Broker>, user: &str) -> Connection {

@@ -55,6 +55,17 @@ fn default_request(api_key: ApiKey, version: i16) -> Chunks {
         AlterUserScramCredentials => AlterUserScramCredentialsRequest,
         GetTelemetrySubscriptions => GetTelemetrySubscriptionsRequest, PushTelemetry => PushTelemetryRequest,
         DescribeTransactions => DescribeTransactionsRequest, ListTransactions => ListTransactionsRequest,
+        CreateDelegationToken => CreateDelegationTokenRequest, RenewDelegationToken => RenewDelegationTokenRequest,
+        ExpireDelegationToken => ExpireDelegationTokenRequest, DescribeDelegationToken => DescribeDelegationTokenRequest,
+        ShareGroupHeartbeat => ShareGroupHeartbeatRequest, ShareGroupDescribe => ShareGroupDescribeRequest,
+        ShareFetch => ShareFetchRequest, ShareAcknowledge => ShareAcknowledgeRequest,
+        AddRaftVoter => AddRaftVoterRequest, RemoveRaftVoter => RemoveRaftVoterRequest,
+        InitializeShareGroupState => InitializeShareGroupStateRequest, ReadShareGroupState => ReadShareGroupStateRequest,
+        WriteShareGroupState => WriteShareGroupStateRequest, DeleteShareGroupState => DeleteShareGroupStateRequest,
+        ReadShareGroupStateSummary => ReadShareGroupStateSummaryRequest,
+        StreamsGroupHeartbeat => StreamsGroupHeartbeatRequest, StreamsGroupDescribe => StreamsGroupDescribeRequest,
+        DescribeShareGroupOffsets => DescribeShareGroupOffsetsRequest,
+        AlterShareGroupOffsets => AlterShareGroupOffsetsRequest, DeleteShareGroupOffsets => DeleteShareGroupOffsetsRequest,
     )
 }
 

@@ -89,6 +89,11 @@ impl Api {
         }
     }
 
+    /// A row of an API that is refused whoever asks.
+    pub(crate) const fn refused(key: ApiKey, handler: fn(Call) -> Answer) -> Api {
+        Api { right: Right::Free, ..Api::new(key, handler) }
+    }
+
     /// A row of an API that needs the right `operation` to the cluster.
     pub(crate) const fn of_cluster(key: ApiKey, operation: Operation, handler: fn(Call) -> Answer) -> Api {
         Api { right: Right::Cluster(operation), ..Api::new(key, handler) }
