@@ -12,7 +12,17 @@ const MANY_COORDINATORS: i16 = 4;
 /// The first version of DeleteTopics with a list of topics by name or id (KIP-516). Older versions have a list of names.
 const TOPICS_BY_ID: i16 = 6;
 
-/// The coordinator of a group.
+/// What has a coordinator, by Kafka's key types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i8)]
+pub enum Coordinated {
+    /// A group.
+    Group = 0,
+    /// A transactional id.
+    TransactionalId = 1,
+}
+
+/// The coordinator of a group or a transactional id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Coordinator {
     /// The id of the broker.
@@ -21,12 +31,17 @@ pub struct Coordinator {
     pub address: String,
 }
 
-/// The request for the coordinator of a group.
-pub fn find_group_coordinator(version: i16, group: &Text) -> FindCoordinatorRequest {
+/// The request for the coordinator of `key`.
+pub fn find_coordinator(version: i16, of: Coordinated, key: &Text) -> FindCoordinatorRequest {
+    let key_type = of as i8;
     if version < MANY_COORDINATORS {
-        FindCoordinatorRequest { key: group.clone(), ..FindCoordinatorRequest::default() }
+        FindCoordinatorRequest { key: key.clone(), key_type, ..FindCoordinatorRequest::default() }
     } else {
-        FindCoordinatorRequest { coordinator_keys: vec![group.clone()], ..FindCoordinatorRequest::default() }
+        FindCoordinatorRequest {
+            coordinator_keys: vec![key.clone()],
+            key_type,
+            ..FindCoordinatorRequest::default()
+        }
     }
 }
 
@@ -79,7 +94,8 @@ mod tests {
     fn every_version_can_be_written() {
         let group = Text::from_static("g");
         for version in FindCoordinatorRequest::OURS {
-            encodes(version, &find_group_coordinator(version, &group), ApiKey::FindCoordinator);
+            let request = find_coordinator(version, Coordinated::Group, &group);
+            encodes(version, &request, ApiKey::FindCoordinator);
         }
         for version in DeleteTopicsRequest::OURS {
             let request = delete_topics(version, ["a", "b"], 5);

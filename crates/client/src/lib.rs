@@ -22,7 +22,7 @@ mod request;
 mod security;
 mod session;
 
-pub use by_version::{Coordinator, coordinator_of, delete_topics, find_group_coordinator};
+pub use by_version::{Coordinated, Coordinator, coordinator_of, delete_topics, find_coordinator};
 pub use error::{KafkaError, SessionError, check, error_name};
 pub use log_in::LogIn;
 pub use opening::{Opening, Progress};

@@ -104,6 +104,11 @@ impl Admin {
         }
     }
 
+    /// All metrics in OpenMetrics.
+    pub fn metrics_text(&self) -> Result<String, std::fmt::Error> {
+        Format::OpenMetrics.write(&self.registry.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     fn metrics(&self, format: Format) -> Response<Full<Bytes>> {
         let written = format.write(&self.registry.lock().unwrap_or_else(PoisonError::into_inner));
         let mut response = match written {

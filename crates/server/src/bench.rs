@@ -10,11 +10,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use disk::Engine;
 use hdrhistogram::Histogram;
 use model::batch::BatchHeader;
 use model::{Compression, Offset, StreamId, Timestamp};
@@ -62,7 +64,7 @@ pub fn run(arguments: &BenchStoreArguments) -> anyhow::Result<()> {
         let directory = Directory::create(parent)?;
         let disk = disk::open_directory(&directory.0, engine)?;
         let used = format!("{:?}", disk.engine()).to_lowercase();
-        let outcome = Bench::new(Arc::new(disk), streams, arguments)?.run(arguments)?;
+        let outcome = Bench::new(Arc::new(disk), streams, &Shape::of(arguments))?.run(arguments)?;
         let age = if outcome.young { ", young log" } else { "" };
         println!("{}", outcome.to_line(&format!("mainstem, {streams} streams, {used}{age}")));
         if best.as_ref().is_none_or(|best| best.bytes_per_second < outcome.bytes_per_second) {
@@ -84,12 +86,33 @@ pub fn run(arguments: &BenchStoreArguments) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// p50 and p99 in milliseconds of a synced append of one small record after the other, to a young log in a fresh directory.
+pub fn append_latency(parent: &Path, engine: Engine, length: Duration) -> anyhow::Result<[f64; 2]> {
+    let directory = Directory::create(parent)?;
+    let disk = Arc::new(disk::open_directory(directory.path(), engine)?);
+    let mut bench = Bench::new(
+        disk,
+        1,
+        &Shape { append_bytes: 1024, retention_bytes: 0, durability: Durability::Synced },
+    )?;
+    let result = bench.measure(1, length);
+    bench.log.close();
+    let [p50, p99, ..] = result?.micros;
+    Ok([p50 / 1e3, p99 / 1e3])
+}
+
 /// A fresh directory, removed on drop.
-struct Directory(PathBuf);
+pub struct Directory(PathBuf);
 
 impl Directory {
-    fn create(parent: &Path) -> anyhow::Result<Directory> {
-        let path = parent.join(format!("bench-store-{}", std::process::id()));
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn create(parent: &Path) -> anyhow::Result<Directory> {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let path = parent.join(format!("bench-store-{}-{number}", std::process::id()));
         fs::create_dir(&path).with_context(|| format!("{} cannot be created", path.display()))?;
         Ok(Directory(path))
     }
@@ -149,6 +172,23 @@ impl Completion for Slot {
     }
 }
 
+/// What is appended.
+struct Shape {
+    append_bytes: u32,
+    retention_bytes: u64,
+    durability: Durability,
+}
+
+impl Shape {
+    fn of(arguments: &BenchStoreArguments) -> Shape {
+        let durability = match arguments.durability {
+            DurabilityChoice::Synced => Durability::Synced,
+            DurabilityChoice::Written => Durability::Written,
+        };
+        Shape { append_bytes: arguments.append_bytes, retention_bytes: arguments.retention_bytes, durability }
+    }
+}
+
 struct WakeOnRoom(Thread);
 
 impl Listener for WakeOnRoom {
@@ -173,24 +213,16 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(
-        disk: Arc<dyn disk::Disk>,
-        streams: u32,
-        arguments: &BenchStoreArguments,
-    ) -> anyhow::Result<Bench> {
+    fn new(disk: Arc<dyn disk::Disk>, streams: u32, shape: &Shape) -> anyhow::Result<Bench> {
         let segment_bytes =
-            if arguments.retention_bytes > 0 { SEGMENT_BYTES } else { Options::default().segment_bytes };
+            if shape.retention_bytes > 0 { SEGMENT_BYTES } else { Options::default().segment_bytes };
         let log_id = u128::from(std::process::id());
         let options = Options { log_id, segment_bytes, ..Options::default() };
         let listener = Arc::new(WakeOnRoom(std::thread::current()));
         let log = Log::open(disk, options, Arc::new(SystemClock::default()), listener)?;
         let streams = (0..u64::from(streams)).map(|id| (log.stream(StreamId(id)), Offset::ZERO)).collect();
-        let batch = batch(arguments.append_bytes);
+        let batch = batch(shape.append_bytes);
         let header = BatchHeader::parse(&batch)?;
-        let durability = match arguments.durability {
-            DurabilityChoice::Synced => Durability::Synced,
-            DurabilityChoice::Written => Durability::Written,
-        };
         let (sender, done) = channel();
         Ok(Bench {
             log,
@@ -198,10 +230,10 @@ impl Bench {
             next_stream: 0,
             batch,
             header,
-            durability,
+            durability: shape.durability,
             sender,
             done,
-            retention_bytes: arguments.retention_bytes,
+            retention_bytes: shape.retention_bytes,
             appended_bytes: 0,
         })
     }
@@ -390,7 +422,7 @@ mod tests {
         };
         let directory = Directory::create(parent.path()).unwrap();
         let disk = disk::open_directory(&directory.0, disk::Engine::Plain).unwrap();
-        let outcome = Bench::new(Arc::new(disk), 3, &arguments).unwrap().run(&arguments).unwrap();
+        let outcome = Bench::new(Arc::new(disk), 3, &Shape::of(&arguments)).unwrap().run(&arguments).unwrap();
         assert!(outcome.per_second > 1.0 && outcome.bytes_per_second > 1000.0);
         assert!(outcome.micros.is_sorted() && outcome.micros[0] > 1.0 && outcome.micros[3] < 2e6);
         drop(directory);

@@ -12,10 +12,12 @@ use disk::{DirectoryLock, Disk, Engine};
 
 use crate::settings::engine_name;
 
-/// Permission bits of a file for its group, for all others, and for both.
+/// Permission bits of a file for its group, for all others, and for both; for all others beside a group that may read.
 const GROUP_WRITES: u32 = 0o020;
+const SET_GROUP_ID: u32 = 0o2000;
 const OTHERS_WRITE: u32 = 0o002;
 const OTHERS_READ: u32 = 0o055;
+const ALL_READ: u32 = 0o005;
 /// A data directory with this file holds a restore that is not finished.
 pub const RESTORING: &str = "restoring";
 
@@ -88,18 +90,20 @@ impl Access {
     fn of(found: &std::fs::Metadata, us: u32, is_group_ours: impl Fn() -> bool) -> Access {
         let mode = found.mode();
         let by_group = mode & GROUP_WRITES != 0;
+        // Kubernetes gives root's volumes to a group that it puts the server into (`fsGroup`), and what the server made in them too:
+        // that has this bit then.
+        let is_given = by_group && is_group_ours() && (found.uid() != us || mode & SET_GROUP_ID != 0);
         if found.uid() != us {
-            // Kubernetes gives a volume of root's to a group that it puts the server into (`fsGroup`).
-            let is_given = found.uid() == 0 && by_group && is_group_ours();
             return match () {
                 () if mode & OTHERS_WRITE != 0 => Access::OthersWrite,
-                () if is_given => Access::Ours,
+                () if found.uid() == 0 && is_given => Access::Ours,
                 () => Access::OthersOwn,
             };
         }
         match () {
-            () if by_group || mode & OTHERS_WRITE != 0 => Access::OthersWrite,
-            () if mode & OTHERS_READ != 0 => Access::Readable,
+            () if mode & OTHERS_WRITE != 0 => Access::OthersWrite,
+            () if by_group && !is_given => Access::OthersWrite,
+            () if mode & if is_given { ALL_READ } else { OTHERS_READ } != 0 => Access::Readable,
             () => Access::Ours,
         }
     }
@@ -254,6 +258,10 @@ mod tests {
             (0, 0o1777, false, Access::OthersWrite),
             (99, 0o770, true, Access::OthersOwn),
             (server, 0o770, true, Access::OthersWrite),
+            (server, 0o2770, true, Access::Ours),
+            (server, 0o2775, true, Access::Readable),
+            (server, 0o2770, false, Access::OthersWrite),
+            (server, 0o2777, true, Access::OthersWrite),
             (server, 0o750, false, Access::Readable),
             (server, 0o700, false, Access::Ours),
         ] {

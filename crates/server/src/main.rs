@@ -16,13 +16,16 @@ mod commands;
 mod config_file;
 mod connection;
 mod connection_metrics;
+mod doctor;
 mod exposition;
+mod http;
 mod inbound;
 mod listener;
 mod listener_collector;
 mod lobby;
 mod log_dirs;
 mod network;
+mod otlp;
 mod outbound;
 mod principal_mapping;
 mod process;
@@ -46,6 +49,7 @@ use settings::{Settings, SettingsError};
 const EXIT_CONFIGURATION: u8 = 2;
 
 fn main() -> ExitCode {
+    commands::complete::if_asked();
     let arguments = Arguments::parse();
     match arguments.command {
         None => serve(&arguments.server),
@@ -55,6 +59,7 @@ fn main() -> ExitCode {
             Ok(settings) => ended(commands::print(&settings.to_toml(!asked.diff))),
             Err(error) => refused(&error),
         },
+        Some(Command::Doctor { server, output }) => ended(doctor::run(&server, output)),
         Some(Command::Generate { what }) => ended(commands::generate(&what)),
         Some(Command::Health { admin }) => ended(commands::health(&admin)),
         Some(Command::Topic { bootstrap, verb }) => ended(commands::topic(&bootstrap, verb)),
@@ -62,6 +67,11 @@ fn main() -> ExitCode {
         Some(Command::User { bootstrap, data_dir, verb }) => {
             ended(commands::user(&bootstrap, data_dir.as_deref(), verb))
         }
+        Some(Command::Acl { bootstrap, verb }) => ended(commands::acl(&bootstrap, verb)),
+        Some(Command::Quota { bootstrap, verb }) => ended(commands::quota(&bootstrap, verb)),
+        Some(Command::Transaction { bootstrap, verb }) => ended(commands::transaction(&bootstrap, verb)),
+        Some(Command::Broker { bootstrap, verb }) => ended(commands::broker(&bootstrap, verb)),
+        Some(Command::LogDirs { bootstrap, asked }) => ended(commands::log_dirs(&bootstrap, &asked)),
         Some(Command::Produce(arguments)) => ended(commands::produce(&arguments)),
         Some(Command::Consume(arguments)) => ended(commands::consume(&arguments)),
         // For `log`, a failure is 2, because 1 means damage.
@@ -84,8 +94,12 @@ fn main() -> ExitCode {
 
 fn serve(arguments: &ServerArguments) -> ExitCode {
     disk::allocator::bound();
+    let exported = match otlp::Settings::load(std::env::vars()) {
+        Ok(exported) => exported,
+        Err(error) => return refused(&told(&error)),
+    };
     match Settings::load(arguments, std::env::vars()) {
-        Ok(settings) => match serve::run(settings) {
+        Ok(settings) => match serve::run(settings, exported) {
             // Some settings can be checked only once an address is known.
             Err(error) if error.downcast_ref::<SettingsError>().is_some() => refused(&error),
             result => ended(result),

@@ -23,10 +23,10 @@ use crate::log_dirs::{self, Locks};
 use crate::process;
 use crate::sasl::Report;
 use crate::settings::{LogFormat, Settings};
-use crate::{listener, listener_collector, network};
+use crate::{listener, listener_collector, network, otlp};
 
 /// Runs the server until it is told to stop.
-pub fn run(settings: Settings) -> anyhow::Result<()> {
+pub fn run(settings: Settings, exported: otlp::Settings) -> anyhow::Result<()> {
     start_logging(&settings);
     match process::raise_open_files() {
         Ok(limit) => tracing::debug!(limit, "the most files that may be open"),
@@ -37,7 +37,7 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
         .thread_name("mainstem")
         .build()
         .context("the runtime could not be started")?;
-    let result = runtime.block_on(serve(settings));
+    let result = runtime.block_on(serve(settings, exported));
     // All necessary work is done. A task that does not yield, which would be a bug, must not keep the process alive.
     runtime.shutdown_background();
     result
@@ -46,8 +46,10 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
 fn start_logging(settings: &Settings) {
     let filter = tracing_subscriber::EnvFilter::new(&settings.log_level);
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let on_terminal = io::IsTerminal::is_terminal(&io::stderr());
     match settings.log_format {
-        LogFormat::Text => builder.with_ansi(io::IsTerminal::is_terminal(&io::stderr())).init(),
+        LogFormat::Auto if !on_terminal => builder.json().flatten_event(true).init(),
+        LogFormat::Auto | LogFormat::Text => builder.with_ansi(on_terminal).init(),
         LogFormat::Json => builder.json().flatten_event(true).init(),
     }
     std::panic::set_hook(Box::new(|panic| {
@@ -56,7 +58,7 @@ fn start_logging(settings: &Settings) {
     }));
 }
 
-async fn serve(settings: Settings) -> anyhow::Result<()> {
+async fn serve(settings: Settings, exported: otlp::Settings) -> anyhow::Result<()> {
     let started = Instant::now();
     network::warn_of_settings_without_effect(&settings);
     let mut signals = Signals::new()?;
@@ -88,6 +90,10 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         report.register(registry);
     });
 
+    let exports = otlp::start(exported, &admin)?;
+    if let Some(observer) = exports.observer() {
+        broker.observe_requests(observer);
+    }
     let (stop, stopped) = watch::channel(false);
     let (addresses, mut accepting) = network::start(bound, &settings, &shared, &broker, &report, &stopped)?;
     let address = addresses.join(", ");
@@ -122,6 +128,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         // A closed log fails appends too, so the failures are collected before the close.
         let failed = broker.failed_logs();
         broker.close().await;
+        let _ = tokio::task::spawn_blocking(move || exports.end()).await;
         failed
     };
     let Some(failed) = signals.unless_stopped(down).await else {

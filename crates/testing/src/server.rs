@@ -27,6 +27,8 @@ pub fn small(program: Program, directory: &Path) -> Command {
     let directory = directory.to_str().expect("directories of tests are UTF-8");
     let mut command = program.command(&["--data-dir", directory]);
     command.args(["--set", "log.segment.bytes=16777216", "--set", "log.reserve.bytes=0"]);
+    // Whoever reads the output of a test that failed is a person.
+    command.args(["--set", "log.format=text"]);
     command
 }
 

@@ -9,6 +9,10 @@ class CaseTimeout(BaseException):
     """A case ran past its limit. Not an Exception, so that no case takes it for one of its own."""
 
 
+class Skipped(Exception):
+    """A case cannot be run here, for the reason given."""
+
+
 def until(probe, what, state=None):
     """Waits until `probe` returns something true, and returns it. The case's limit ends the wait; the
     report then says what was waited for, and what `state` returns, which must not block."""
@@ -23,10 +27,10 @@ def until(probe, what, state=None):
 class Report:
     def __init__(self, only=None):
         self.only = only
-        self.passed, self.failed = 0, []
+        self.passed, self.failed, self.skipped = 0, [], 0
 
     def run(self, name, seconds_max, case):
-        """Runs `case` and says whether it passed. What it returns, if anything, is printed as a note."""
+        """Runs `case` and says whether it did not fail. What it returns, if anything, is printed as a note."""
         if self.only and self.only not in name:
             return True
 
@@ -35,10 +39,12 @@ class Report:
 
         signal.signal(signal.SIGALRM, expire)
         begin = time.monotonic()
-        problem = note = None
+        problem = note = skipped = None
         try:
             signal.setitimer(signal.ITIMER_REAL, seconds_max)
             note = case()
+        except Skipped as error:
+            skipped = error
         except CaseTimeout as error:
             problem = f"not done after {seconds_max} s{error}, at {position(error)}"
         except AssertionError as error:
@@ -48,7 +54,10 @@ class Report:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
         seconds = time.monotonic() - begin
-        if problem is None:
+        if skipped is not None:
+            self.skipped += 1
+            print(f"skip  {seconds:6.1f} s  {name}: {skipped}", flush=True)
+        elif problem is None:
             self.passed += 1
             print(f"ok    {seconds:6.1f} s  {name}{f' ({note})' if note else ''}", flush=True)
         else:
@@ -60,7 +69,8 @@ class Report:
         """Prints the closing line and returns the exit code."""
         for name in self.failed:
             print(f"failed: {name}")
-        print(f"{self.passed} passed, {len(self.failed)} failed", flush=True)
+        skipped = f", {self.skipped} skipped" if self.skipped else ""
+        print(f"{self.passed} passed, {len(self.failed)} failed{skipped}", flush=True)
         return 1 if self.failed or not self.passed else 0
 
 

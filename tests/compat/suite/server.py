@@ -30,9 +30,10 @@ def free_port():
 
 def environment():
     """For a server of ours: without the tests' own variables, which it would take for settings, and
-    without the admin listener, whose port servers side by side would fight for."""
+    without the admin listener, whose port servers side by side would fight for. Its log is text, which
+    people read when a test has failed."""
     ours = {name: value for name, value in os.environ.items() if name not in place.OWN_VARIABLES}
-    return {"MAINSTEM_ADMIN_LISTEN": "", **ours}
+    return {"MAINSTEM_ADMIN_LISTEN": "", "MAINSTEM_LOG_FORMAT": "text", **ours}
 
 
 class Server:

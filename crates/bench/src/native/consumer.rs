@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use client::{Security, coordinator_of, error_name, find_group_coordinator};
+use client::{Coordinated, Security, coordinator_of, error_name, find_coordinator};
 use model::TimestampType;
 use model::batch::{BatchHeader, HEADER_BYTES, verify_crc};
 use parking_lot::Mutex;
@@ -386,7 +386,8 @@ async fn coordinator(
     let version = sender.version::<FindCoordinatorRequest>()?;
     let until = tokio::time::Instant::now() + COORDINATOR_TIMEOUT;
     loop {
-        let answer = call(&sender, &mut receiver, &find_group_coordinator(version, group)).await?;
+        let answer =
+            call(&sender, &mut receiver, &find_coordinator(version, Coordinated::Group, group)).await?;
         match coordinator_of(version, &answer) {
             Ok(found) if found.address == bootstrap => return Ok((sender, receiver)),
             Ok(found) => {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use sasl::scram::Hash;
 
 use super::key_value;
@@ -34,27 +34,34 @@ pub enum Output {
 #[derive(Debug, Subcommand)]
 pub enum TopicVerb {
     /// Create a topic.
-    Create {
-        name: String,
-        /// Number of partitions [default: the server's num.partitions].
-        #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
-        partitions: Option<i32>,
-        /// A topic config; may be repeated.
-        #[arg(long = "config", value_name = "KEY=VALUE", value_parser = key_value)]
-        configs: Vec<(String, String)>,
-    },
+    Create(TopicCreation),
     /// List all topics.
     List,
-    /// Show a topic's partitions, offsets and configs.
-    Describe { name: String },
-    /// Delete a topic and all its records.
-    Delete { name: String },
+    /// Show the partitions, offsets and configs of topics.
+    Describe {
+        /// Which topics [default: all].
+        names: Vec<String>,
+        /// Only partitions that lack copies or a leader, of these topics.
+        #[arg(long, value_enum)]
+        only: Option<TopicShown>,
+    },
+    /// Delete topics and all their records.
+    Delete {
+        #[arg(required = true)]
+        names: Vec<String>,
+        /// A topic that is not there is no error.
+        #[arg(long)]
+        if_exists: bool,
+    },
     /// Change configs; an empty value returns one to its default.
     Alter {
         name: String,
         /// A topic config; may be repeated.
-        #[arg(long = "config", value_name = "KEY=VALUE", value_parser = key_value, required = true)]
+        #[arg(long = "config", value_name = "KEY=VALUE", value_parser = key_value, required_unless_present = "partitions")]
         configs: Vec<(String, String)>,
+        /// Number of partitions that it shall have.
+        #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
+        partitions: Option<i32>,
     },
     /// Grow a topic to a number of partitions.
     AddPartitions {
@@ -63,6 +70,50 @@ pub enum TopicVerb {
         #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
         total: i32,
     },
+    /// Delete the records of a topic and keep the topic.
+    Empty {
+        name: String,
+        /// Only this partition; may be repeated.
+        #[arg(long = "partition", value_parser = clap::value_parser!(i32).range(0..))]
+        partitions: Vec<i32>,
+        /// Only records before this place: an offset, @MILLISECONDS since 1970, or a time ago such as -2h.
+        #[arg(long, allow_hyphen_values = true)]
+        before: Option<Place>,
+        /// Only print what would be deleted.
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+#[derive(Args, Debug)]
+pub struct TopicCreation {
+    pub name: String,
+    /// Number of partitions [default: the server's num.partitions].
+    #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
+    pub partitions: Option<i32>,
+    /// Copies of each partition [default: the server's default.replication.factor].
+    #[arg(long, value_parser = clap::value_parser!(i16).range(1..))]
+    pub replication_factor: Option<i16>,
+    /// A topic config; may be repeated.
+    #[arg(long = "config", value_name = "KEY=VALUE", value_parser = key_value)]
+    pub configs: Vec<(String, String)>,
+    /// A topic that is there already is no error.
+    #[arg(long)]
+    pub if_not_exists: bool,
+    /// Only ask the server whether it could be created.
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// The partitions that `topic describe --only` shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TopicShown {
+    /// Fewer copies in sync than copies.
+    UnderReplicated,
+    /// Fewer copies in sync than min.insync.replicas.
+    UnderMinIsr,
+    /// No leader.
+    Unavailable,
 }
 
 #[derive(Debug, Subcommand)]
@@ -74,24 +125,37 @@ pub enum GroupVerb {
     /// Delete an empty group and its committed offsets.
     Delete { name: String },
     /// Set the committed offsets of a group that has no members.
-    Reset {
-        name: String,
-        /// The topic whose offsets are set.
-        #[arg(long)]
-        topic: String,
-        /// earliest, latest, an offset, @MILLISECONDS since 1970, or a time ago such as -2h.
-        #[arg(long, allow_hyphen_values = true, required_unless_present = "by")]
-        to: Option<Place>,
-        /// Move what is committed by so many records, back if it is negative.
-        #[arg(long, allow_hyphen_values = true, conflicts_with = "to")]
-        by: Option<i64>,
-        /// Only this partition; may be repeated.
-        #[arg(long = "partition", value_parser = clap::value_parser!(i32).range(0..))]
-        partitions: Vec<i32>,
-        /// Only print what would be set.
-        #[arg(long)]
-        dry_run: bool,
-    },
+    Reset(OffsetReset),
+    /// Print the committed offsets as `reset --file` takes them: TOPIC,PARTITION,OFFSET.
+    Export { name: String },
+}
+
+#[derive(Args, Debug)]
+#[command(group = ArgGroup::new("which").required(true).args(["topics", "all_topics", "file"]))]
+#[command(group = ArgGroup::new("where").required(true).args(["to", "by", "file"]))]
+pub struct OffsetReset {
+    pub name: String,
+    /// A topic whose offsets are set; may be repeated.
+    #[arg(long = "topic")]
+    pub topics: Vec<String>,
+    /// All topics of which the group has committed offsets.
+    #[arg(long)]
+    pub all_topics: bool,
+    /// earliest, latest, an offset, @MILLISECONDS since 1970, or a time ago such as -2h.
+    #[arg(long, allow_hyphen_values = true)]
+    pub to: Option<Place>,
+    /// Move what is committed by so many records, back if it is negative.
+    #[arg(long, allow_hyphen_values = true)]
+    pub by: Option<i64>,
+    /// Take the offsets from lines TOPIC,PARTITION,OFFSET, as kafka-consumer-groups.sh --export writes them.
+    #[arg(long, value_name = "FILE", conflicts_with = "partitions")]
+    pub file: Option<PathBuf>,
+    /// Only this partition; may be repeated.
+    #[arg(long = "partition", value_parser = clap::value_parser!(i32).range(0..))]
+    pub partitions: Vec<i32>,
+    /// Only print what would be set.
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -215,9 +279,13 @@ pub enum Format {
 
 #[derive(Args, Debug)]
 pub struct ConsumeArguments {
-    pub topic: String,
+    #[arg(required_unless_present = "pattern")]
+    pub topic: Option<String>,
     #[command(flatten)]
     pub bootstrap: Bootstrap,
+    /// Read all topics whose whole name this regular expression fits, also those that are created meanwhile.
+    #[arg(long, value_name = "REGEX", conflicts_with_all = ["topic", "group", "partitions"])]
+    pub pattern: Option<String>,
     /// Read as a member of this group and commit what was printed.
     #[arg(long)]
     pub group: Option<String>,
@@ -286,7 +354,8 @@ fn ago_ms(text: &str) -> Option<i64> {
     text[..text.len() - 1].parse::<u32>().ok().map(|number| i64::from(number) * unit_ms)
 }
 
-fn now_ms() -> i64 {
+/// Milliseconds since the Unix epoch.
+pub fn now_ms() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }

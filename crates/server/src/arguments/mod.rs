@@ -1,14 +1,19 @@
 //! The command line. Arguments are parsed once into checked values; each command defines their meaning.
 
+mod administration;
 mod clients;
 
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub use self::administration::{
+    AclAddition, AclFilter, AclVerb, BrokerVerb, LogDirsArguments, OperationChoice, PatternChoice,
+    PermissionChoice, QuotaEntity, QuotaVerb, ResourceChoice, TransactionVerb,
+};
 pub use self::clients::{
-    Acks, Bootstrap, Codec, ConsumeArguments, Format, GroupVerb, Input, MechanismChoice, Output, Place,
-    ProduceArguments, TopicVerb, UserVerb,
+    Acks, Bootstrap, Codec, ConsumeArguments, Format, GroupVerb, Input, MechanismChoice, OffsetReset, Output,
+    Place, ProduceArguments, TopicCreation, TopicShown, TopicVerb, UserVerb, now_ms,
 };
 
 /// An event-streaming server that speaks the Kafka protocol.
@@ -38,7 +43,15 @@ pub enum Command {
         )]
         admin: String,
     },
-    /// Dashboards and alert rules for the metrics of the server.
+    /// Look at what a server needs from this machine, measure its disk, and say what to do: exit code 1 if something is bad.
+    Doctor {
+        #[command(flatten)]
+        server: ServerArguments,
+        /// How what is found is printed.
+        #[arg(long, value_enum, default_value = "text")]
+        output: Output,
+    },
+    /// Dashboards, alert rules, manual pages and completions.
     Generate {
         #[command(subcommand)]
         what: Generated,
@@ -72,6 +85,41 @@ pub enum Command {
         data_dir: Option<PathBuf>,
         #[command(subcommand)]
         verb: UserVerb,
+    },
+    /// List, add and delete ACLs.
+    Acl {
+        #[command(flatten)]
+        bootstrap: Bootstrap,
+        #[command(subcommand)]
+        verb: AclVerb,
+    },
+    /// List, change and delete quotas of users, client ids and addresses.
+    Quota {
+        #[command(flatten)]
+        bootstrap: Bootstrap,
+        #[command(subcommand)]
+        verb: QuotaVerb,
+    },
+    /// List and describe transactions, and abort those that hang.
+    Transaction {
+        #[command(flatten)]
+        bootstrap: Bootstrap,
+        #[command(subcommand)]
+        verb: TransactionVerb,
+    },
+    /// List brokers, show and change their settings.
+    Broker {
+        #[command(flatten)]
+        bootstrap: Bootstrap,
+        #[command(subcommand)]
+        verb: BrokerVerb,
+    },
+    /// Show the log directories of brokers, or the sizes of partitions in them.
+    LogDirs {
+        #[command(flatten)]
+        bootstrap: Bootstrap,
+        #[command(flatten)]
+        asked: LogDirsArguments,
     },
     /// Send the lines of standard input as records.
     Produce(ProduceArguments),
@@ -243,6 +291,25 @@ pub enum Generated {
     },
     /// Print alert rules for Prometheus.
     PrometheusRules,
+    /// Write the manual pages.
+    Man {
+        /// The directory for them.
+        #[arg(long, value_name = "DIR", default_value = ".")]
+        into: PathBuf,
+    },
+    /// Print what a shell needs to complete commands, options and the names of topics and groups.
+    Completions {
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+}
+
+/// A shell that can complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Shell {
+    Bash,
+    Zsh,
+    Fish,
 }
 
 #[derive(Args, Debug)]
@@ -394,23 +461,31 @@ mod tests {
     fn client_commands_are_parsed() {
         let line = "mainstem topic create orders --partitions 3 --config retention.ms=5 --bootstrap h:1";
         let arguments = Arguments::try_parse_from(line.split(' ')).unwrap();
-        let Some(Command::Topic { bootstrap, verb: TopicVerb::Create { name, partitions, configs } }) =
-            arguments.command
-        else {
+        let Some(Command::Topic { bootstrap, verb: TopicVerb::Create(asked) }) = arguments.command else {
             panic!("not topic create")
         };
+        let TopicCreation { name, partitions, configs, .. } = asked;
         assert_eq!((bootstrap.address.as_str(), name.as_str(), partitions), ("h:1", "orders", Some(3)));
         assert_eq!(configs, [("retention.ms".into(), "5".into())]);
         let line = "mainstem group reset g --topic orders --to 17";
         let arguments = Arguments::try_parse_from(line.split(' ')).unwrap();
-        let Some(Command::Group { verb: GroupVerb::Reset { to, .. }, .. }) = arguments.command else {
+        let Some(Command::Group { verb: GroupVerb::Reset(asked), .. }) = arguments.command else {
             panic!("not group reset")
         };
-        assert_eq!(to, Some(Place::Offset(17)));
+        assert_eq!(asked.to, Some(Place::Offset(17)));
         for line in [
             "mainstem consume t --from never",
             "mainstem consume t --group g --partition 1",
             "mainstem topic",
+            "mainstem group reset g --topic t",
+            "mainstem group reset g --to 5",
+            "mainstem group reset g --topic t --to 5 --by 1",
+            "mainstem group reset g --file f --all-topics",
+            "mainstem topic alter t",
+            "mainstem transaction abort",
+            "mainstem transaction abort --topic t",
+            "mainstem acl add --principal User:a --topic t",
+            "mainstem acl add --principal User:a --consumer --topic t",
         ] {
             assert!(Arguments::try_parse_from(line.split(' ')).is_err(), "{line}");
         }

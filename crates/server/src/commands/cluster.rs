@@ -4,14 +4,16 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use client::{KafkaError, Request, Security, address, check, coordinator_of, find_group_coordinator};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use client::{Coordinated, KafkaError, Request, Security, address, check, coordinator_of, find_coordinator};
 use wire::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use wire::messages::metadata_request::MetadataRequestTopic;
 use wire::messages::metadata_response::{MetadataResponseBroker, MetadataResponseTopic};
 use wire::messages::{FindCoordinatorRequest, ListOffsetsRequest, MetadataRequest, MetadataResponse};
 use wire::{ErrorCode, Text};
 
-use super::peer::{ClientError, Peer};
+use super::peer::{ClientError, PATIENCE, Patience, Peer};
 use crate::arguments::Place;
 
 /// Time for which a request is retried after an error that may pass (a coordinator that loads, a topic that is being
@@ -26,9 +28,23 @@ pub const LATEST: i64 = -1;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topic {
     pub name: String,
+    /// As Kafka's tools print it: base64 without padding.
+    pub id: String,
     pub is_internal: bool,
     /// Ordered by index.
     pub partitions: Vec<Partition>,
+}
+
+impl Topic {
+    /// The partitions with these indexes, or all if there are none.
+    pub fn chosen(self, indexes: &[i32]) -> anyhow::Result<Vec<Partition>> {
+        let mut partitions = self.partitions;
+        if let Some(unknown) = indexes.iter().find(|index| partitions.iter().all(|of| of.index != **index)) {
+            anyhow::bail!("{} has no partition {unknown}: it has {}", self.name, partitions.len());
+        }
+        partitions.retain(|of| indexes.is_empty() || indexes.contains(&of.index));
+        Ok(partitions)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +61,7 @@ pub struct Partition {
 pub struct Cluster {
     bootstrap: String,
     security: Security,
+    patience: Patience,
     addresses: HashMap<i32, String>,
     controller: i32,
     peers: HashMap<String, Peer>,
@@ -53,9 +70,19 @@ pub struct Cluster {
 impl Cluster {
     /// Connects to the server at `bootstrap`.
     pub fn connect(bootstrap: &str, security: Security) -> Result<Cluster, ClientError> {
-        let peers = HashMap::from([(bootstrap.to_owned(), Peer::connect(bootstrap, &security)?)]);
+        Cluster::connect_within(bootstrap, security, PATIENCE)
+    }
+
+    /// As [`Cluster::connect`], with these time-outs.
+    pub fn connect_within(
+        bootstrap: &str,
+        security: Security,
+        patience: Patience,
+    ) -> Result<Cluster, ClientError> {
+        let peer = Peer::connect_within(bootstrap, &security, patience)?;
+        let peers = HashMap::from([(bootstrap.to_owned(), peer)]);
         let (bootstrap, addresses) = (bootstrap.to_owned(), HashMap::new());
-        let mut cluster = Cluster { bootstrap, security, addresses, controller: -1, peers };
+        let mut cluster = Cluster { bootstrap, security, patience, addresses, controller: -1, peers };
         cluster.metadata(Some(&[]), false)?;
         Ok(cluster)
     }
@@ -67,9 +94,7 @@ impl Cluster {
 
     /// The server with this id.
     pub fn node(&mut self, id: i32) -> Result<&mut Peer, ClientError> {
-        // A server that Metadata does not list is most likely the bootstrap server.
-        let address = self.addresses.get(&id).unwrap_or(&self.bootstrap).clone();
-        self.at(address)
+        self.at(self.address_of(id).to_owned())
     }
 
     /// The controller, which changes topics.
@@ -81,7 +106,7 @@ impl Cluster {
         match self.peers.entry(address) {
             Entry::Occupied(peer) => Ok(peer.into_mut()),
             Entry::Vacant(place) => {
-                let peer = Peer::connect(place.key(), &self.security)?;
+                let peer = Peer::connect_within(place.key(), &self.security, self.patience)?;
                 Ok(place.insert(peer))
             }
         }
@@ -103,7 +128,24 @@ impl Cluster {
         Ok(answer)
     }
 
-    /// All topics.
+    /// The ids of all servers, in order.
+    pub fn brokers(&self) -> Vec<i32> {
+        let mut ids: Vec<i32> = self.addresses.keys().copied().collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// The id of the controller.
+    pub fn controller_id(&self) -> i32 {
+        self.controller
+    }
+
+    /// Where the server with this id is reached. One that Metadata does not list is most likely the bootstrap server.
+    pub fn address_of(&self, id: i32) -> &str {
+        self.addresses.get(&id).unwrap_or(&self.bootstrap)
+    }
+
+    /// All topics in their current state. An offline partition has the leader -1.
     pub fn topics(&mut self) -> Result<Vec<Topic>, ClientError> {
         let answer = self.metadata(None, false)?;
         let mut topics =
@@ -138,12 +180,12 @@ impl Cluster {
         })
     }
 
-    /// The server that coordinates a group.
-    pub fn coordinator(&mut self, group: &str) -> Result<i32, ClientError> {
+    /// The server that coordinates a group or a transactional id.
+    pub fn coordinator(&mut self, of: Coordinated, key: &str) -> Result<i32, ClientError> {
         retried(|| {
             let any = self.any()?;
             let version = any.version::<FindCoordinatorRequest>()?;
-            let answer = any.call(&find_group_coordinator(version, &Text::copied(group)))?;
+            let answer = any.call(&find_coordinator(version, of, &Text::copied(key)))?;
             let found = coordinator_of(version, &answer)?;
             self.addresses.insert(found.node, found.address);
             Ok(found.node)
@@ -157,8 +199,18 @@ impl Cluster {
         request: &Q,
         error_of: impl Fn(&Q::Answer) -> Result<(), KafkaError>,
     ) -> Result<Q::Answer, ClientError> {
+        self.ask_coordinator_of((Coordinated::Group, group), request, error_of)
+    }
+
+    /// As [`Cluster::ask_coordinator`], of a group or a transactional id.
+    pub fn ask_coordinator_of<Q: Request>(
+        &mut self,
+        (of, key): (Coordinated, &str),
+        request: &Q,
+        error_of: impl Fn(&Q::Answer) -> Result<(), KafkaError>,
+    ) -> Result<Q::Answer, ClientError> {
         retried(|| {
-            let node = self.coordinator(group)?;
+            let node = self.coordinator(of, key)?;
             let answer = self.node(node)?.call(request)?;
             error_of(&answer)?;
             Ok(answer)
@@ -259,7 +311,8 @@ fn topic(answer: MetadataResponseTopic, leaders: bool) -> Result<Topic, KafkaErr
     }
     partitions.sort_by_key(|partition| partition.index);
     let name = answer.name.map(String::from).unwrap_or_default();
-    Ok(Topic { name, is_internal: answer.is_internal, partitions })
+    let id = URL_SAFE_NO_PAD.encode(answer.topic_id.as_bytes());
+    Ok(Topic { name, id, is_internal: answer.is_internal, partitions })
 }
 
 /// Whether a failed call is tried again.

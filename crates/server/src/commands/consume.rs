@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use client::{KafkaError, check};
 use model::batch::{BatchHeader, HEADER_BYTES, TimestampType, verify_crc};
+use regex::Regex;
 use wire::messages::FetchRequest;
 use wire::messages::fetch_request::{FetchPartition, FetchTopic};
 use wire::messages::fetch_response::PartitionData;
 use wire::records::records;
 use wire::{Bytes, ErrorCode, Text};
 
-use super::cluster::{Cluster, RETRY_FOR, Topic, by_leader};
+use super::cluster::{Cluster, RETRY_FOR, Topic};
 use super::format::{Found, Printed};
 use super::member::{Member, Standing};
 use super::{OutputError, group};
@@ -35,17 +36,17 @@ const FETCH_PARTITION_BYTES: i32 = 1024 * 1024;
 /// Bound in bytes of a decompressed batch.
 const BATCH_BYTES_MAX: usize = 512 * 1024 * 1024;
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
+const NEW_TOPICS_EVERY: Duration = Duration::from_secs(5);
 
 /// Runs the command until its count, the end of the partitions or a signal.
 pub fn consume(arguments: &ConsumeArguments) -> anyhow::Result<()> {
     let printed_as = Printed::of(arguments)?;
-    let mut cluster = super::connect(&arguments.bootstrap)?;
-    let topic = cluster.topic(&arguments.topic, false)?;
-    let stop = Arc::new(AtomicBool::new(false));
     let mut reader = Reader {
         arguments,
-        cluster,
-        topic,
+        pattern: arguments.pattern.as_deref().map(whole).transpose()?,
+        cluster: super::connect(&arguments.bootstrap)?,
+        topics: BTreeMap::new(),
+        looked_at: Instant::now(),
         positions: BTreeMap::new(),
         ends: BTreeMap::new(),
         printed: 0,
@@ -53,25 +54,35 @@ pub fn consume(arguments: &ConsumeArguments) -> anyhow::Result<()> {
         output: BufWriter::new(io::stdout().lock()),
         failing_since: None,
     };
-    match &arguments.group {
-        None => {
-            let partitions = reader.partitions()?;
-            reader.positions = reader.places(&partitions, arguments.from)?;
-            reader.note_ends()?;
-            while !reader.is_done() {
-                reader.round()?;
-            }
-            Ok(())
-        }
-        Some(name) => {
+    match (&arguments.group, &arguments.topic) {
+        (Some(name), Some(topic)) => {
+            let stop = Arc::new(AtomicBool::new(false));
             stop_on_signals(stop.clone())?;
-            let mut member = Member::join(&mut reader.cluster, name, &arguments.topic)?;
+            reader.cluster.topic(topic, false)?;
+            let mut member = Member::join(&mut reader.cluster, name, topic)?;
             let result = reader.run_as(&mut member, name, &stop);
             let left = member.leave(&mut reader.cluster);
             result?;
             Ok(left?)
         }
+        _ => {
+            reader.topics = reader.named()?;
+            let partitions = reader.partitions()?;
+            reader.positions = reader.places(&partitions, arguments.from)?;
+            reader.note_ends()?;
+            while !reader.is_done() {
+                reader.round()?;
+                reader.look_for_new_topics()?;
+            }
+            Ok(())
+        }
     }
+}
+
+/// A pattern that fits whole names.
+fn whole(pattern: &str) -> anyhow::Result<Regex> {
+    Regex::new(&format!("^(?:{pattern})$"))
+        .with_context(|| format!("--pattern: {pattern} is no regular expression"))
 }
 
 /// Sets `stop` on the first SIGINT or SIGTERM, and exits on the second.
@@ -98,14 +109,21 @@ fn stop_on_signals(stop: Arc<AtomicBool>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A partition of a topic.
+type Key = (String, i32);
+
 struct Reader<'a> {
     arguments: &'a ConsumeArguments,
+    pattern: Option<Regex>,
     cluster: Cluster,
-    topic: Topic,
+    /// By name.
+    topics: BTreeMap<String, Topic>,
+    /// When topics were last compared with the pattern.
+    looked_at: Instant,
     /// The next offset to read in each partition.
-    positions: BTreeMap<i32, i64>,
+    positions: BTreeMap<Key, i64>,
     /// With `--exit-at-end`, the end of each partition when reading began; with `--to`, where reading ends.
-    ends: BTreeMap<i32, i64>,
+    ends: BTreeMap<Key, i64>,
     printed: u64,
     printed_as: Printed,
     output: BufWriter<StdoutLock<'static>>,
@@ -123,7 +141,9 @@ impl Reader<'_> {
                 let mut standing = member.heartbeat(&mut self.cluster)?;
                 let due = stopping || standing == Standing::Rebalance || Instant::now() >= commit_at;
                 if due && standing != Standing::Lost && committed != self.positions {
-                    let after = member.commit(&mut self.cluster, &self.positions)?;
+                    let positions =
+                        self.positions.iter().map(|((_, index), offset)| (*index, *offset)).collect();
+                    let after = member.commit(&mut self.cluster, &positions)?;
                     if after == Standing::Good {
                         committed = self.positions.clone();
                         commit_at = Instant::now() + COMMIT_INTERVAL;
@@ -149,74 +169,137 @@ impl Reader<'_> {
 
     /// Starts to read the member's new partitions from the committed offsets.
     fn take_over(&mut self, member: &Member, name: &str) -> anyhow::Result<()> {
-        self.topic = self.cluster.topic(&self.arguments.topic, false)?;
-        let committed = group::committed_of_topic(&mut self.cluster, name, &self.arguments.topic)?;
-        let new: Vec<i32> =
-            member.partitions.iter().copied().filter(|index| !committed.contains_key(index)).collect();
+        self.topics = self.named()?;
+        let topic = self.arguments.topic.clone().unwrap_or_default();
+        let committed = group::committed_of_topic(&mut self.cluster, name, &topic)?;
+        let new: Vec<Key> = member
+            .partitions
+            .iter()
+            .filter(|index| !committed.contains_key(index))
+            .map(|index| (topic.clone(), *index))
+            .collect();
         self.positions = self.places(&new, self.arguments.from)?;
         for index in &member.partitions {
             if let Some(offset) = committed.get(index) {
-                self.positions.insert(*index, *offset);
+                self.positions.insert((topic.clone(), *index), *offset);
             }
         }
         self.ends.clear();
         self.note_ends()
     }
 
-    fn partitions(&self) -> anyhow::Result<Vec<i32>> {
-        let all: Vec<i32> = self.topic.partitions.iter().map(|partition| partition.index).collect();
-        let chosen = &self.arguments.partitions;
-        if let Some(unknown) = chosen.iter().find(|index| !all.contains(index)) {
-            bail!("{} has no partition {unknown}: it has {}", self.topic.name, all.len());
-        }
-        Ok(if chosen.is_empty() { all } else { chosen.clone() })
+    /// The topics that the arguments name, as they are now.
+    fn named(&mut self) -> anyhow::Result<BTreeMap<String, Topic>> {
+        let topics = match (&self.pattern, &self.arguments.topic) {
+            (Some(pattern), _) => {
+                let mut topics = self.cluster.topics()?;
+                topics.retain(|topic| !topic.is_internal && pattern.is_match(&topic.name));
+                topics
+            }
+            (None, Some(name)) => vec![self.cluster.topic(name, false)?],
+            (None, None) => Vec::new(),
+        };
+        Ok(topics.into_iter().map(|topic| (topic.name.clone(), topic)).collect())
     }
 
-    fn places(&mut self, indexes: &[i32], place: Place) -> anyhow::Result<BTreeMap<i32, i64>> {
-        let wanted = self.topic.partitions.iter().filter(|partition| indexes.contains(&partition.index));
-        let wanted: Vec<_> = wanted.cloned().collect();
-        Ok(self.cluster.places(&self.topic.name, &wanted, place)?)
+    /// Begins to read topics that fit the pattern and were created meanwhile.
+    fn look_for_new_topics(&mut self) -> anyhow::Result<()> {
+        let fixed = self.pattern.is_none() || self.arguments.exit_at_end || self.arguments.to.is_some();
+        if fixed || self.looked_at.elapsed() < NEW_TOPICS_EVERY {
+            return Ok(());
+        }
+        let named = self.named()?;
+        let keys = named.values().flat_map(keys_of);
+        let new: Vec<Key> = keys.filter(|key| !self.positions.contains_key(key)).collect();
+        self.positions.retain(|(topic, _), _| named.contains_key(topic));
+        self.topics = named;
+        // All of it is new.
+        let places = self.places(&new, Place::Earliest)?;
+        self.positions.extend(places);
+        self.looked_at = Instant::now();
+        Ok(())
+    }
+
+    fn partitions(&self) -> anyhow::Result<Vec<Key>> {
+        let chosen = &self.arguments.partitions;
+        let mut keys = Vec::new();
+        for topic in self.topics.values() {
+            let partitions = topic.clone().chosen(chosen)?;
+            keys.extend(partitions.iter().map(|partition| (topic.name.clone(), partition.index)));
+        }
+        Ok(keys)
+    }
+
+    fn places(&mut self, keys: &[Key], place: Place) -> anyhow::Result<BTreeMap<Key, i64>> {
+        let mut places = BTreeMap::new();
+        for (name, topic) in &self.topics {
+            let wanted = |index: i32| keys.iter().any(|(of, wanted)| of == name && *wanted == index);
+            let mut partitions = topic.partitions.clone();
+            partitions.retain(|partition| wanted(partition.index));
+            let found = self.cluster.places(name, &partitions, place)?;
+            places.extend(found.into_iter().map(|(index, offset)| ((name.clone(), index), offset)));
+        }
+        Ok(places)
     }
 
     fn note_ends(&mut self) -> anyhow::Result<()> {
         let end = self.arguments.to.or_else(|| self.arguments.exit_at_end.then_some(Place::Latest));
         if let Some(end) = end {
-            let indexes: Vec<i32> = self.positions.keys().copied().collect();
-            self.ends = self.places(&indexes, end)?;
+            let keys: Vec<Key> = self.positions.keys().cloned().collect();
+            self.ends = self.places(&keys, end)?;
         }
         Ok(())
     }
 
     fn is_done(&self) -> bool {
-        let enough = self.arguments.count.is_some_and(|count| self.printed >= count);
         let ends = self.arguments.exit_at_end || self.arguments.to.is_some();
-        enough || (ends && self.positions.keys().all(|index| self.is_at_end(*index)))
+        self.is_enough() || (ends && self.positions.keys().all(|key| self.is_at_end(key)))
     }
 
-    fn is_at_end(&self, index: i32) -> bool {
-        self.ends.get(&index).is_some_and(|end| self.positions[&index] >= *end)
+    fn is_enough(&self) -> bool {
+        self.arguments.count.is_some_and(|count| self.printed >= count)
+    }
+
+    fn is_at_end(&self, key: &Key) -> bool {
+        self.ends.get(key).is_some_and(|end| self.positions[key] >= *end)
+    }
+
+    /// The partitions that are read, by leader and topic.
+    fn by_leader(&self) -> BTreeMap<i32, BTreeMap<&str, Vec<i32>>> {
+        let mut leaders: BTreeMap<i32, BTreeMap<&str, Vec<i32>>> = BTreeMap::new();
+        for key @ (name, index) in self.positions.keys() {
+            let partitions = self.topics.get(name).map_or(&[][..], |topic| &topic.partitions);
+            let found = partitions.iter().find(|partition| partition.index == *index);
+            if let (Some(partition), false) = (found, self.is_at_end(key)) {
+                leaders.entry(partition.leader).or_default().entry(name).or_default().push(*index);
+            }
+        }
+        leaders
     }
 
     /// Fetches once from every server, and prints the records.
     fn round(&mut self) -> anyhow::Result<()> {
-        let open = |index: &i32| self.positions.contains_key(index) && !self.is_at_end(*index);
-        let wanted = self.topic.partitions.iter().filter(|partition| open(&partition.index));
-        let wanted: Vec<_> = wanted.cloned().collect();
-        let leaders = by_leader(&wanted);
+        let leaders = self.by_leader();
         let wait = if leaders.len() > 1 { WAIT_SHARED_MS } else { WAIT_MS };
+        let requests: Vec<(i32, FetchRequest)> =
+            leaders.iter().map(|(leader, topics)| (*leader, self.request(topics, wait))).collect();
+        if requests.is_empty() {
+            std::thread::sleep(Duration::from_millis(u64::from(WAIT_MS.unsigned_abs())));
+        }
         let mut failure = None;
-        for (leader, indexes) in leaders {
-            let request = self.request(&indexes, wait);
+        for (leader, request) in requests {
             let answer = self.cluster.node(leader)?.call(&request)?;
             check(answer.error_code, None)?;
-            for partition in answer.responses.into_iter().flat_map(|topic| topic.partitions) {
-                let index = partition.partition_index;
-                if partition.error_code == ErrorCode::OffsetOutOfRange.code() {
-                    self.find_place_again(index, &partition)?;
-                } else if let Err(error) = check(partition.error_code, None) {
-                    failure = Some(error);
-                } else if let Some(bytes) = partition.records {
-                    self.print_batches(index, &bytes.to_bytes())?;
+            for topic in answer.responses {
+                for partition in topic.partitions {
+                    let key = (topic.topic.to_string(), partition.partition_index);
+                    if partition.error_code == ErrorCode::OffsetOutOfRange.code() {
+                        self.find_place_again(key, &partition)?;
+                    } else if let Err(error) = check(partition.error_code, None) {
+                        failure = Some(error);
+                    } else if let Some(bytes) = partition.records {
+                        self.print_batches(&key, &bytes.to_bytes())?;
+                    }
                 }
             }
         }
@@ -228,13 +311,18 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn request(&self, indexes: &[i32], max_wait_ms: i32) -> FetchRequest {
-        let partition = |index: &i32| FetchPartition {
-            partition: *index,
-            fetch_offset: self.positions[index],
+    fn request(&self, topics: &BTreeMap<&str, Vec<i32>>, max_wait_ms: i32) -> FetchRequest {
+        let partition = |name: &str, index: i32| FetchPartition {
+            partition: index,
+            fetch_offset: self.positions[&(name.to_owned(), index)],
             log_start_offset: -1,
             partition_max_bytes: FETCH_PARTITION_BYTES,
             ..FetchPartition::default()
+        };
+        let topic = |(name, indexes): (&&str, &Vec<i32>)| FetchTopic {
+            topic: Text::copied(name),
+            partitions: indexes.iter().map(|index| partition(name, *index)).collect(),
+            ..FetchTopic::default()
         };
         FetchRequest {
             replica_id: -1,
@@ -242,29 +330,26 @@ impl Reader<'_> {
             min_bytes: 1,
             max_bytes: FETCH_BYTES,
             session_epoch: -1,
-            topics: vec![FetchTopic {
-                topic: Text::copied(&self.topic.name),
-                partitions: indexes.iter().map(partition).collect(),
-                ..FetchTopic::default()
-            }],
+            topics: topics.iter().map(topic).collect(),
             ..FetchRequest::default()
         }
     }
 
     /// Finds a new position after the old one was out of range.
-    fn find_place_again(&mut self, index: i32, partition: &PartitionData) -> anyhow::Result<()> {
+    fn find_place_again(&mut self, key: Key, partition: &PartitionData) -> anyhow::Result<()> {
+        let (topic, index) = (&key.0, key.1);
         if let Place::Offset(offset) = self.arguments.from {
             let message = format!(
-                "partition {index} has no offset {offset}, it holds {} to {}",
+                "partition {index} of {topic} has no offset {offset}, it holds {} to {}",
                 partition.log_start_offset, partition.high_watermark
             );
             bail!(KafkaError { code: ErrorCode::OffsetOutOfRange.code(), message: Some(message) });
         }
-        let found = self.places(&[index], self.arguments.from)?;
         eprintln!(
-            "mainstem: partition {index} no longer has offset {}, going on elsewhere",
-            self.positions[&index]
+            "mainstem: partition {index} of {topic} no longer has offset {}, going on elsewhere",
+            self.positions[&key]
         );
+        let found = self.places(&[key], self.arguments.from)?;
         self.positions.extend(found);
         Ok(())
     }
@@ -273,17 +358,20 @@ impl Reader<'_> {
     fn endure(&mut self, error: KafkaError) -> anyhow::Result<()> {
         let since = *self.failing_since.get_or_insert_with(Instant::now);
         if !error.is_retriable() || since.elapsed() > RETRY_FOR {
-            return Err(error).with_context(|| format!("cannot read {}", self.topic.name));
+            let names: Vec<&str> = self.topics.keys().map(String::as_str).collect();
+            return Err(error).with_context(|| format!("cannot read {}", names.join(", ")));
         }
         std::thread::sleep(RETRY_PAUSE);
-        self.topic = self.cluster.topic(&self.arguments.topic, false)?;
+        self.topics = self.named()?;
+        let topics = &self.topics;
+        self.positions.retain(|(topic, _), _| topics.contains_key(topic));
         Ok(())
     }
 
     /// Prints the batches of one partition and moves the position behind them.
-    fn print_batches(&mut self, index: i32, bytes: &Bytes) -> anyhow::Result<()> {
+    fn print_batches(&mut self, key: &Key, bytes: &Bytes) -> anyhow::Result<()> {
         let mut rest = bytes.clone();
-        while rest.len() >= HEADER_BYTES && !self.is_at_end(index) {
+        while rest.len() >= HEADER_BYTES && !self.is_at_end(key) {
             let header =
                 BatchHeader::parse_header(&rest).context("the server sent a batch that cannot be read")?;
             if header.total_bytes > rest.len() {
@@ -292,29 +380,45 @@ impl Reader<'_> {
             let batch = rest.split_to(header.total_bytes);
             if !header.is_control() {
                 verify_crc(&batch, &header).context("the server sent a damaged batch")?;
-                let (header, all) = records(&batch, BATCH_BYTES_MAX)?;
-                for record in all {
-                    if self.arguments.count.is_some_and(|count| self.printed >= count) {
-                        return Ok(());
-                    }
-                    let record = record?;
-                    let offset = header.base_offset.0 + i64::from(record.offset_delta);
-                    if offset >= self.positions[&index] && !self.is_at_end(index) {
-                        let timestamp = match header.timestamp_type() {
-                            TimestampType::LogAppendTime => header.max_timestamp.0,
-                            TimestampType::CreateTime => header.base_timestamp.0 + record.timestamp_delta,
-                        };
-                        let topic = self.topic.name.as_str();
-                        let found = Found { topic, partition: index, offset, timestamp, record: &record };
-                        self.printed_as.print(&found, &mut self.output).map_err(OutputError)?;
-                        self.printed += 1;
-                        self.positions.insert(index, offset + 1);
-                    }
+                if !self.print_batch(key, &batch)? {
+                    return Ok(());
                 }
             }
-            let position = self.positions.entry(index).or_default();
+            let position = self.positions.entry(key.clone()).or_default();
             *position = (*position).max(header.next_offset().0);
         }
         Ok(())
     }
+
+    /// Returns whether the position is behind all of its records.
+    fn print_batch(&mut self, key: &Key, batch: &Bytes) -> anyhow::Result<bool> {
+        let (header, all) = records(batch, BATCH_BYTES_MAX)?;
+        let end = self.ends.get(key).copied().unwrap_or(i64::MAX);
+        let mut position = self.positions[key];
+        for record in all {
+            if self.is_enough() {
+                self.positions.insert(key.clone(), position);
+                return Ok(false);
+            }
+            let record = record?;
+            let offset = header.base_offset.0 + i64::from(record.offset_delta);
+            if offset >= position && position < end {
+                let timestamp = match header.timestamp_type() {
+                    TimestampType::LogAppendTime => header.max_timestamp.0,
+                    TimestampType::CreateTime => header.base_timestamp.0 + record.timestamp_delta,
+                };
+                let (topic, partition) = (key.0.as_str(), key.1);
+                let found = Found { topic, partition, offset, timestamp, record: &record };
+                self.printed_as.print(&found, &mut self.output).map_err(OutputError)?;
+                self.printed += 1;
+                position = offset + 1;
+            }
+        }
+        self.positions.insert(key.clone(), position);
+        Ok(true)
+    }
+}
+
+fn keys_of(topic: &Topic) -> impl Iterator<Item = Key> {
+    topic.partitions.iter().map(|partition| (topic.name.clone(), partition.index))
 }

@@ -1,11 +1,13 @@
-//! `mainstem group`: list, describe, delete, reset.
+//! `mainstem group`: list, describe, delete, reset, export.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use client::{KafkaError, SessionError, check};
 use serde_json::json;
 use wire::messages::describe_groups_response::DescribedGroupMember;
+use wire::messages::list_groups_response::ListedGroup;
 use wire::messages::offset_fetch_request::OffsetFetchRequestGroup;
 use wire::messages::{
     ConsumerGroupDescribeRequest, DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest,
@@ -13,10 +15,10 @@ use wire::messages::{
 };
 use wire::{ErrorCode, Text};
 
-use super::cluster::{Cluster, EARLIEST, LATEST};
+use super::cluster::{Cluster, EARLIEST, LATEST, retried};
 use super::peer::ClientError;
 use super::{Table, connect, member, show};
-use crate::arguments::{Bootstrap, GroupVerb, Output, Place};
+use crate::arguments::{Bootstrap, GroupVerb, OffsetReset, Output, Place};
 
 /// Runs the command against a server.
 pub fn group(bootstrap: &Bootstrap, verb: GroupVerb) -> anyhow::Result<()> {
@@ -28,20 +30,35 @@ pub fn group(bootstrap: &Bootstrap, verb: GroupVerb) -> anyhow::Result<()> {
             delete(&mut cluster, &name)?;
             show(output, || format!("deleted {name}\n"), || json!({"deleted": name}))
         }
-        GroupVerb::Reset { name, topic, to, by, partitions, dry_run } => {
-            let change = to.map_or(Change::By(by.unwrap_or(0)), Change::To);
-            reset(&mut cluster, &name, (&topic, &partitions), change, dry_run, output)
-        }
+        GroupVerb::Reset(asked) => reset(&mut cluster, &asked, output),
+        GroupVerb::Export { name } => export(&mut cluster, &name, output),
     }
 }
 
-fn list(cluster: &mut Cluster, output: Output) -> anyhow::Result<()> {
-    let answer = cluster.any()?.call(&ListGroupsRequest::default())?;
-    check(answer.error_code, None)?;
-    let mut groups: Vec<_> = answer.groups.iter().collect();
+/// All groups: each broker knows those that it coordinates.
+fn listed(cluster: &mut Cluster) -> Result<Vec<ListedGroup>, ClientError> {
+    let mut groups = Vec::new();
+    for broker in cluster.brokers() {
+        let answer = retried(|| {
+            let answer = cluster.node(broker)?.call(&ListGroupsRequest::default())?;
+            check(answer.error_code, None)?;
+            Ok(answer)
+        })?;
+        groups.extend(answer.groups);
+    }
     groups.sort_by(|a, b| a.group_id.cmp(&b.group_id));
+    groups.dedup_by(|a, b| a.group_id == b.group_id);
+    Ok(groups)
+}
+
+/// The names of all groups.
+pub fn names(cluster: &mut Cluster) -> Result<Vec<String>, ClientError> {
+    Ok(listed(cluster)?.iter().map(|group| group.group_id.to_string()).collect())
+}
+
+fn list(cluster: &mut Cluster, output: Output) -> anyhow::Result<()> {
     let mut table = Table::new(&["GROUP", "STATE", "TYPE", "PROTOCOL"]);
-    for group in groups {
+    for group in listed(cluster)? {
         let or_dash = |text: &Text| if text.is_empty() { "-".to_owned() } else { text.to_string() };
         table.row([
             group.group_id.to_string(),
@@ -248,60 +265,122 @@ fn delete(cluster: &mut Cluster, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What becomes of committed offsets.
-#[derive(Clone, Copy, Debug)]
+/// Where committed offsets go.
 enum Change {
     To(Place),
     /// Where nothing is committed, nothing changes.
     By(i64),
 }
 
-fn reset(
-    cluster: &mut Cluster,
-    name: &str,
-    (topic, chosen): (&str, &[i32]),
-    change: Change,
-    dry_run: bool,
-    output: Output,
-) -> anyhow::Result<()> {
+fn reset(cluster: &mut Cluster, asked: &OffsetReset, output: Output) -> anyhow::Result<()> {
+    let name = asked.name.as_str();
     let group = described(cluster, name)?;
     if !group.members.is_empty() || !matches!(group.state.as_str(), "Empty" | DEAD) {
         let message = format!("stop its {} members first, it is {}", group.members.len(), group.state);
         bail!(KafkaError { code: ErrorCode::NonEmptyGroup.code(), message: Some(message) });
     }
-    let mut partitions = cluster.topic(topic, false)?.partitions;
-    if let Some(unknown) = chosen.iter().find(|index| partitions.iter().all(|of| of.index != **index)) {
-        bail!("{topic} has no partition {unknown}: it has {}", partitions.len());
-    }
-    partitions.retain(|of| chosen.is_empty() || chosen.contains(&of.index));
-    let starts = cluster.list_offsets(topic, &partitions, EARLIEST)?;
-    let ends = cluster.list_offsets(topic, &partitions, LATEST)?;
-    let before = committed_of_topic(cluster, name, topic)?;
-    let wanted = match change {
-        Change::To(place) => cluster.places(topic, &partitions, place)?,
-        Change::By(by) => before.iter().map(|(index, offset)| (*index, offset.saturating_add(by))).collect(),
+    let before = committed(cluster, name)?;
+    let wanted = match &asked.file {
+        Some(file) => read_offsets(file)?,
+        None => {
+            let change = asked.to.map_or(Change::By(asked.by.unwrap_or(0)), Change::To);
+            let topics =
+                if asked.all_topics { before.keys().cloned().collect() } else { asked.topics.clone() };
+            let mut wanted = BTreeMap::new();
+            for topic in topics {
+                let partitions = cluster.topic(&topic, false)?.chosen(&asked.partitions)?;
+                let of_topic = match change {
+                    Change::To(place) => cluster.places(&topic, &partitions, place)?,
+                    Change::By(by) => {
+                        let chosen = |index: &i32| partitions.iter().any(|of| of.index == *index);
+                        let committed = before.get(&topic).into_iter().flatten();
+                        let moved = committed.filter(|(index, _)| chosen(index));
+                        moved.map(|(index, offset)| (*index, offset.saturating_add(by))).collect()
+                    }
+                };
+                wanted.insert(topic, of_topic);
+            }
+            wanted
+        }
     };
-    let mut positions = BTreeMap::new();
-    for index in partitions.iter().map(|of| of.index) {
-        let start = starts.get(&index).copied().unwrap_or(0);
-        let end = ends.get(&index).copied().unwrap_or(start);
-        if let Some(offset) = wanted.get(&index) {
-            positions.insert(index, (*offset).clamp(start, end));
+    let mut table = Table::new(&["TOPIC", "PARTITION", "BEFORE", "COMMITTED"]);
+    for (topic, offsets) in wanted {
+        let positions = within_log(cluster, &topic, &offsets)?;
+        if !asked.dry_run {
+            member::commit(cluster, name, &topic, (-1, Text::EMPTY), &positions)?;
+        }
+        for (index, offset) in &positions {
+            let before = before.get(&topic).and_then(|offsets| offsets.get(index));
+            let before = before.map_or("-".to_owned(), ToString::to_string);
+            table.row([topic.clone(), index.to_string(), before, offset.to_string()]);
         }
     }
-    if !dry_run {
-        member::commit(cluster, name, topic, (-1, Text::EMPTY), &positions)?;
-    }
-    let mut table = Table::new(&["TOPIC", "PARTITION", "BEFORE", "COMMITTED"]);
-    for (index, offset) in &positions {
-        let before = before.get(index).map_or("-".to_owned(), ToString::to_string);
-        table.row([topic.to_owned(), index.to_string(), before, offset.to_string()]);
-    }
     let said = || {
-        let note = if dry_run { "nothing is changed; this would be committed\n\n" } else { "" };
+        let note = if asked.dry_run { "nothing is changed; this would be committed\n\n" } else { "" };
         format!("{note}{}", table.to_text())
     };
     show(output, said, || table.to_json())
+}
+
+/// Offsets outside of what a partition holds become its start or its end.
+fn within_log(
+    cluster: &mut Cluster,
+    topic: &str,
+    offsets: &BTreeMap<i32, i64>,
+) -> anyhow::Result<BTreeMap<i32, i64>> {
+    let indexes: Vec<i32> = offsets.keys().copied().collect();
+    if indexes.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let partitions = cluster.topic(topic, false)?.chosen(&indexes)?;
+    let starts = cluster.list_offsets(topic, &partitions, EARLIEST)?;
+    let ends = cluster.list_offsets(topic, &partitions, LATEST)?;
+    let within = |(index, offset): (&i32, &i64)| {
+        let start = starts.get(index).copied().unwrap_or(0);
+        let end = ends.get(index).copied().unwrap_or(start);
+        (*index, (*offset).clamp(start, end))
+    };
+    Ok(offsets.iter().map(within).collect())
+}
+
+/// Offsets by topic and partition, from lines `topic,partition,offset` as `kafka-consumer-groups.sh --export` writes them.
+fn read_offsets(file: &Path) -> anyhow::Result<BTreeMap<String, BTreeMap<i32, i64>>> {
+    let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let mut offsets: BTreeMap<String, BTreeMap<i32, i64>> = BTreeMap::new();
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    for (at, line) in lines {
+        let parts: Vec<&str> = line.split(',').map(|part| part.trim().trim_matches('"')).collect();
+        let parsed = match parts[..] {
+            [topic, partition, offset] => {
+                partition.parse().ok().zip(offset.parse().ok()).map(|of| (topic, of))
+            }
+            _ => None,
+        };
+        let (topic, (partition, offset)): (_, (i32, i64)) = parsed.with_context(|| {
+            format!("{} line {}: it must be TOPIC,PARTITION,OFFSET", file.display(), at + 1)
+        })?;
+        if offsets.entry(topic.to_owned()).or_default().insert(partition, offset).is_some() {
+            bail!("{} line {}: {topic},{partition} is there twice", file.display(), at + 1);
+        }
+    }
+    Ok(offsets)
+}
+
+/// The committed offsets as `reset --file` reads them.
+fn export(cluster: &mut Cluster, name: &str, output: Output) -> anyhow::Result<()> {
+    let committed = committed(cluster, name)?;
+    let rows = || {
+        committed
+            .iter()
+            .flat_map(|(topic, offsets)| offsets.iter().map(move |(index, offset)| (topic, index, offset)))
+    };
+    let text = || rows().map(|(topic, index, offset)| format!("{topic},{index},{offset}\n")).collect();
+    let json = || {
+        rows()
+            .map(|(topic, index, offset)| json!({"topic": topic, "partition": index, "committed": offset}))
+            .collect()
+    };
+    show(output, text, json)
 }
 
 /// The committed offsets of one topic, for a member that begins to read.
@@ -311,4 +390,26 @@ pub fn committed_of_topic(
     topic: &str,
 ) -> anyhow::Result<BTreeMap<i32, i64>> {
     Ok(committed(cluster, group)?.remove(topic).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_are_read_as_kafkas_tool_writes_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("offsets");
+        let read = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            read_offsets(&file).map_err(|error| error.to_string())
+        };
+        let offsets = read("a,0,5\n\n\"b\",1,7\na,1,0\n").unwrap();
+        assert_eq!(offsets["a"], BTreeMap::from([(0, 5), (1, 0)]));
+        assert_eq!(offsets["b"], BTreeMap::from([(1, 7)]));
+        for wrong in ["a,0", "a,x,5", "a,0,5,6", "g,a,0,5"] {
+            assert!(read(wrong).unwrap_err().contains("line 1: it must be"), "{wrong}");
+        }
+        assert!(read("a,0,5\na,0,6").unwrap_err().contains("line 2: a,0 is there twice"));
+    }
 }

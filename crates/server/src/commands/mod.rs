@@ -1,10 +1,14 @@
 //! The commands for people without a JVM. Topic, group, user, produce and consume are ordinary clients. The log
 //! commands read the files of a log, or the objects of a bucket.
 
+mod acl;
 mod admin;
 mod assignor;
+mod broker;
 mod cluster;
 mod cluster_admin;
+pub mod complete;
+mod configs;
 mod consume;
 mod format;
 mod generate;
@@ -17,15 +21,19 @@ mod objects;
 mod partitioner;
 pub mod peer;
 mod produce;
+mod quota;
 mod restore;
 mod storage;
 mod store;
 mod topic;
+mod transaction;
 mod user;
 
 use std::io::{self, Write};
 
+pub use self::broker::{broker, log_dirs};
 pub use self::storage::storage;
+pub use acl::acl;
 pub use admin::health;
 pub use cluster_admin::cluster;
 pub use consume::consume;
@@ -33,8 +41,10 @@ pub use generate::generate;
 pub use group::group;
 pub use log::log;
 pub use produce::produce;
+pub use quota::quota;
 pub use restore::restore;
 pub use topic::topic;
+pub use transaction::transaction;
 pub use user::user;
 
 use client::Security;
@@ -77,21 +87,30 @@ fn connect(bootstrap: &Bootstrap) -> anyhow::Result<Cluster> {
 }
 
 /// Columns of numbers, and of lists of ids, in JSON.
-const NUMBERS: [&str; 16] = [
+const NUMBERS: [&str; 25] = [
     "BEFORE",
     "BROKER",
+    "BYTES",
     "COMMITTED",
+    "COORDINATOR",
+    "DISK",
     "END",
     "EPOCH",
+    "FREE",
     "HOME",
     "ITERATIONS",
     "LAG",
+    "LAST RECORD AT",
+    "LAST SEQUENCE",
     "LEADER",
+    "LIMIT",
     "LOGS",
     "MOVES TO",
+    "OPEN SINCE OFFSET",
     "OWNER",
     "PARTITION",
     "PARTITIONS",
+    "PRODUCER",
     "RECORDS",
     "START",
 ];
@@ -119,7 +138,11 @@ impl Table {
     /// lists.
     fn to_json(&self) -> Value {
         let (heading, rows) = self.rows.split_first().expect("a table has a heading");
-        let number = |cell: &str| cell.parse::<i64>().map_or(Value::Null, Value::from);
+        let number = |cell: &str| match (cell.parse::<i64>(), cell.parse::<f64>()) {
+            (Ok(whole), _) => Value::from(whole),
+            (_, Ok(number)) => Value::from(number),
+            _ => Value::Null,
+        };
         let item = |cell: &str| cell.parse::<i64>().map_or_else(|_| Value::from(cell), Value::from);
         let field = |(name, cell): (&String, &String)| {
             let value = match name.as_str() {

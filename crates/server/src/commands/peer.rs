@@ -14,8 +14,8 @@ use rustls::{ClientConnection, StreamOwned};
 use wire::{Bytes, Chunks, EncodeError, ErrorCode};
 
 const SOFTWARE: Software = Software { name: "mainstem-cli", version: env!("CARGO_PKG_VERSION") };
-/// The time-outs of commands. Longer than any intended wait by the server: a join may take the group's rebalance time-out.
-const PATIENCE: Patience = Patience { connect: Duration::from_secs(10), answer: Duration::from_secs(90) };
+/// The time-outs of most commands. Longer than any intended wait by the server: a join may take the group's rebalance time-out.
+pub const PATIENCE: Patience = Patience { connect: Duration::from_secs(10), answer: Duration::from_secs(90) };
 /// Larger answers are refused.
 const ANSWER_BYTES_MAX: usize = 512 * 1024 * 1024;
 
@@ -70,11 +70,6 @@ pub struct Peer {
 
 impl Peer {
     /// Connects, asks for the versions that the server supports, and logs in if the settings require it.
-    pub fn connect(address: &str, security: &Security) -> Result<Peer, ClientError> {
-        Peer::connect_within(address, security, PATIENCE)
-    }
-
-    /// As [`Peer::connect`], with these time-outs.
     pub fn connect_within(
         address: &str,
         security: &Security,

@@ -38,7 +38,7 @@ pub fn user(bootstrap: &Bootstrap, data_dir: Option<&Path>, verb: UserVerb) -> a
     };
     let mut place = match data_dir {
         Some(directory) => Place::stopped(directory, matches!(verb, UserVerb::Create { .. }))?,
-        None => Place::Server(connect(bootstrap)?),
+        None => Place::Server(Box::new(connect(bootstrap)?)),
     };
     match verb {
         UserVerb::Create { name, mechanisms, iterations, .. } => {
@@ -124,7 +124,7 @@ fn read_password(file: Option<&Path>) -> anyhow::Result<String> {
 
 /// The place where users are stored.
 enum Place {
-    Server(Cluster),
+    Server(Box<Cluster>),
     /// The lock keeps a server from starting in the meantime.
     Stopped(Users, #[allow(dead_code)] disk::DirectoryLock),
 }

@@ -22,7 +22,7 @@ use wire::messages as m;
 use wire::{ApiKey, Chunks, ErrorCode, Message, Reader, Text};
 
 use super::exchange::{Exchange, Step};
-use super::report::Outcome;
+use super::report::{LoggedIn, Outcome};
 use super::{Sasl, now_ms};
 use crate::connection::Handler;
 
@@ -82,6 +82,8 @@ struct Session {
     expires: Option<Instant>,
     /// The time at which it last began to.
     renewed: Option<Instant>,
+    /// In the metrics.
+    _counted: LoggedIn,
 }
 
 type Begun = Result<Option<Answer>, Refused>;
@@ -276,6 +278,7 @@ impl<H: Inner> Gate<H> {
             // A time beyond the range of the clock never comes.
             expires: lifetime.and_then(|lifetime| Instant::now().checked_add(lifetime)),
             renewed: before.and_then(|before| before.renewed),
+            _counted: self.sasl.report.opened(mechanism.name()),
         });
         self.stage = Stage::Open;
         self.inner.authenticated_as(Principal::user(user));

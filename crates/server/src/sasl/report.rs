@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use sasl::jwt::TokenError;
 
@@ -22,6 +23,7 @@ type Labels = [(&'static str, &'static str); 2];
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     ended: Family<Labels, Counter>,
+    sessions: Family<[(&'static str, &'static str); 1], Gauge>,
     complaints: Arc<Mutex<Complaints>>,
 }
 
@@ -53,11 +55,36 @@ impl Outcome {
     }
 }
 
+/// See [`Report::opened`].
+#[derive(Debug)]
+pub struct LoggedIn(Gauge);
+
+impl Drop for LoggedIn {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
 impl Report {
     /// Adds the counters to `registry`.
     pub fn register(&self, registry: &mut Registry) {
         let help = "Log-ins by SASL mechanism and outcome";
         registry.register("mainstem_authentications", help, self.ended.clone());
+        let help = "Client connections that are logged in, by SASL mechanism";
+        registry.register("mainstem_authenticated_connections", help, self.sessions.clone());
+    }
+
+    /// Counts a connection that is logged in until the returned value is dropped.
+    pub fn opened(&self, mechanism: &'static str) -> LoggedIn {
+        let gauge = self.sessions.get_or_create(&[("mechanism", mechanism)]).clone();
+        gauge.inc();
+        LoggedIn(gauge)
+    }
+
+    /// The number of connections that are logged in with this mechanism.
+    #[cfg(test)]
+    pub fn logged_in(&self, mechanism: &'static str) -> i64 {
+        self.sessions.get_or_create(&[("mechanism", mechanism)]).get()
     }
 
     /// Counts one log-in.
@@ -133,5 +160,16 @@ mod tests {
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         let line = "mainstem_authentications_total{mechanism=\"PLAIN\",outcome=\"failure\"} 1\n";
         assert!(text.contains(line), "{text}");
+    }
+
+    #[test]
+    fn a_connection_counts_while_it_is_logged_in() {
+        let report = Report::default();
+        let (first, second) = (report.opened("PLAIN"), report.opened("PLAIN"));
+        assert_eq!((report.logged_in("PLAIN"), report.logged_in("OAUTHBEARER")), (2, 0));
+        drop(first);
+        assert_eq!(report.logged_in("PLAIN"), 1);
+        drop(second);
+        assert_eq!(report.logged_in("PLAIN"), 0);
     }
 }

@@ -41,9 +41,14 @@ const OVERRIDE_PREFIX: &str = "listener.name.";
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
+    /// Text on a terminal, JSON elsewhere.
+    Auto,
     Text,
     Json,
 }
+
+const LOG_FORMATS: [(&str, LogFormat); 3] =
+    [("auto", LogFormat::Auto), ("text", LogFormat::Text), ("json", LogFormat::Json)];
 
 /// All settings.
 #[derive(Clone, Debug)]
@@ -80,7 +85,7 @@ impl Default for Settings {
             listeners: Vec::new(),
             admin_listen: None,
             log_level: String::new(),
-            log_format: LogFormat::Text,
+            log_format: LogFormat::Auto,
             engine: Engine::Auto,
             broker: Config::default(),
             texts: Texts::new(),
@@ -113,7 +118,11 @@ const OWN: [(&str, &str, &str); 8] = [
         "info",
         "What is logged: error, warn, info, debug or trace, also by module (broker=debug,info).",
     ),
-    ("log.format", "text", "How it is logged, on standard error: text or json."),
+    (
+        "log.format",
+        "auto",
+        "How it is logged: text, json, or auto for text on a terminal and JSON elsewhere.",
+    ),
     (
         "disk.engine",
         "auto",
@@ -408,11 +417,9 @@ impl Settings {
                 self.log_level = value.into();
             }
             "log.format" => {
-                self.log_format = match value {
-                    "text" => LogFormat::Text,
-                    "json" => LogFormat::Json,
-                    _ => return Err(Refusal::Invalid("it must be text or json".into())),
-                }
+                let named = LOG_FORMATS.iter().find(|(name, _)| *name == value);
+                let refused = || Refusal::Invalid("it must be auto, text or json".into());
+                self.log_format = named.ok_or_else(refused)?.1;
             }
             "disk.engine" => self.engine = parse_engine(value).map_err(Refusal::Invalid)?,
             _ => {
@@ -461,7 +468,9 @@ impl Settings {
             "listen" => self.listen.clone(),
             "admin.listen" => self.admin_listen.clone().unwrap_or_default(),
             "log.level" => self.log_level.clone(),
-            "log.format" => if self.log_format == LogFormat::Json { "json" } else { "text" }.into(),
+            "log.format" => {
+                LOG_FORMATS.iter().find(|of| of.1 == self.log_format).map_or("", |of| of.0).into()
+            }
             "disk.engine" => engine_name(self.engine).into(),
             _ => unreachable!("{name} is not in the table of own settings"),
         }

@@ -104,7 +104,10 @@ fn refusals_name_the_key_the_value_the_source_and_the_problem() {
             Given::new().file("completely.wrong = true"),
             "completely.wrong = true (m.toml:1): there is no such setting; `mainstem config` lists them all",
         ),
-        (Given::new().flag("log.format", "xml"), "log.format = xml (flag --set): it must be text or json"),
+        (
+            Given::new().flag("log.format", "xml"),
+            "log.format = xml (flag --set): it must be auto, text or json",
+        ),
         (
             Given::new().variable("MAINSTEM_NODE_ID", "x"),
             "node.id = x (environment variable MAINSTEM_NODE_ID): invalid digit found in string",

@@ -1,4 +1,5 @@
-//! `mainstem generate`: dashboards and alert rules for the metrics of the server. `docs/monitoring` has them as files.
+//! `mainstem generate`: dashboards and alert rules for the metrics of the server, which `docs/monitoring` has as files; manual pages
+//! and completions.
 
 mod dashboards;
 mod rules;
@@ -6,10 +7,11 @@ mod rules;
 use std::path::Path;
 
 use anyhow::Context;
+use clap::CommandFactory;
 
 use self::dashboards::DASHBOARDS;
-use super::print;
-use crate::arguments::Generated;
+use super::{complete, print};
+use crate::arguments::{Arguments, Generated};
 
 /// Prints what is asked for, or writes its files into a directory.
 pub fn generate(what: &Generated) -> anyhow::Result<()> {
@@ -23,6 +25,16 @@ pub fn generate(what: &Generated) -> anyhow::Result<()> {
             ))
         }
         Generated::Grafana { into, .. } => write(into),
+        Generated::Man { into } => {
+            std::fs::create_dir_all(into).with_context(|| format!("{} cannot be made", into.display()))?;
+            clap_mangen::generate_to(Arguments::command(), into)
+                .with_context(|| format!("{} cannot be written to", into.display()))
+        }
+        Generated::Completions { shell } => {
+            let mut text = Vec::new();
+            complete::register(*shell, &mut text)?;
+            print(&String::from_utf8(text)?)
+        }
     }
 }
 
@@ -71,6 +83,15 @@ mod tests {
                 path.display()
             );
         }
+    }
+
+    #[test]
+    fn every_command_has_a_manual_page() {
+        let directory = tempfile::tempdir().unwrap();
+        generate(&Generated::Man { into: directory.path().join("man1") }).unwrap();
+        let page = |name: &str| std::fs::read_to_string(directory.path().join("man1").join(name)).unwrap();
+        assert!(page("mainstem.1").contains("mainstem\\-topic(1)"));
+        assert!(page("mainstem-group-reset.1").contains("\\-\\-dry\\-run"));
     }
 
     /// What is asked for is what the server shows: each name is in the table of docs/metrics.md, but for the end that its type gives it.

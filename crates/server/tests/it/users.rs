@@ -1,8 +1,6 @@
 //! The real binary with a listener that requires a log-in: the first user, the commands with every mechanism, and
 //! refused clients.
 
-#![allow(clippy::unwrap_used)]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;

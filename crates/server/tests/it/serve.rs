@@ -1,7 +1,5 @@
 //! The real binary: its start, its output, its stop, and the small commands against it.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};

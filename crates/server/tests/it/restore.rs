@@ -1,7 +1,5 @@
 //! The real binary with a directory as its bucket: the data directory is lost, restored by the command, and served again.
 
-#![allow(clippy::unwrap_used)]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,7 +1,5 @@
 //! The real binary on a network: several listeners, TLS, what others must not reach, and the settings that it refuses.
 
-#![allow(clippy::unwrap_used)]
-
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;

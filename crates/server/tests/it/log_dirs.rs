@@ -1,7 +1,5 @@
 //! The real binary on several real directories. One directory is moved away from a killed server, and comes back.
 
-#![allow(clippy::unwrap_used)]
-
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,0 +1,101 @@
+//! Settings of topics and brokers: DescribeConfigs and IncrementalAlterConfigs.
+
+use client::check;
+use wire::Text;
+use wire::messages::describe_configs_request::DescribeConfigsResource;
+use wire::messages::describe_configs_response::DescribeConfigsResourceResult;
+use wire::messages::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
+use wire::messages::{DescribeConfigsRequest, IncrementalAlterConfigsRequest};
+
+use super::Table;
+use super::peer::Peer;
+
+/// What has settings, by Kafka's codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i8)]
+pub enum Kind {
+    Topic = 2,
+    Broker = 4,
+}
+
+/// The source of a setting that nobody set.
+const SOURCE_DEFAULT: i8 = 5;
+
+/// The name of a source, as `kafka-configs.sh` prints it, in words.
+fn source(kind: Kind, code: i8) -> &'static str {
+    match (kind, code) {
+        (Kind::Topic, 1) | (Kind::Broker, 2) => "set",
+        (_, 2) => "set on the broker",
+        (_, 3) => "set for all brokers",
+        (_, 4) => "set at the start",
+        _ => "",
+    }
+}
+
+/// The settings of a resource, in the order of their names; only those that are not as by default, or all.
+pub fn describe(peer: &mut Peer, kind: Kind, name: &str, all: bool) -> anyhow::Result<Table> {
+    let request = DescribeConfigsRequest {
+        resources: vec![DescribeConfigsResource {
+            resource_type: kind as i8,
+            resource_name: Text::copied(name),
+            configuration_keys: None,
+        }],
+        ..DescribeConfigsRequest::default()
+    };
+    let mut table = Table::new(&["CONFIG", "VALUE", ""]);
+    for result in &peer.call(&request)?.results {
+        check(result.error_code, result.error_message.as_ref())?;
+        let mut shown: Vec<&DescribeConfigsResourceResult> =
+            result.configs.iter().filter(|config| all || config.config_source != SOURCE_DEFAULT).collect();
+        shown.sort_by(|a, b| a.name.cmp(&b.name));
+        for config in shown {
+            let value = match &config.value {
+                None if config.is_sensitive => "(hidden)".to_owned(),
+                value => value.as_ref().map(ToString::to_string).unwrap_or_default(),
+            };
+            table.row([config.name.to_string(), value, source(kind, config.config_source).into()]);
+        }
+    }
+    Ok(table)
+}
+
+/// The value of one setting.
+pub fn value(peer: &mut Peer, kind: Kind, name: &str, config: &str) -> anyhow::Result<Option<String>> {
+    let request = DescribeConfigsRequest {
+        resources: vec![DescribeConfigsResource {
+            resource_type: kind as i8,
+            resource_name: Text::copied(name),
+            configuration_keys: Some(vec![Text::copied(config)]),
+        }],
+        ..DescribeConfigsRequest::default()
+    };
+    let answer = peer.call(&request)?;
+    for result in &answer.results {
+        check(result.error_code, result.error_message.as_ref())?;
+    }
+    let found = answer.results.into_iter().flat_map(|result| result.configs).next();
+    Ok(found.and_then(|config| config.value).map(String::from))
+}
+
+/// Changes settings; an empty value returns one to what it was.
+pub fn alter(peer: &mut Peer, kind: Kind, name: &str, configs: Vec<(String, String)>) -> anyhow::Result<()> {
+    const SET: i8 = 0;
+    const DELETE: i8 = 1;
+    let change = |(name, value): (String, String)| AlterableConfig {
+        name: Text::from(name),
+        config_operation: if value.is_empty() { DELETE } else { SET },
+        value: if value.is_empty() { None } else { Some(Text::from(value)) },
+    };
+    let request = IncrementalAlterConfigsRequest {
+        resources: vec![AlterConfigsResource {
+            resource_type: kind as i8,
+            resource_name: Text::copied(name),
+            configs: configs.into_iter().map(change).collect(),
+        }],
+        validate_only: false,
+    };
+    for result in &peer.call(&request)?.responses {
+        check(result.error_code, result.error_message.as_ref())?;
+    }
+    Ok(())
+}
