@@ -1,8 +1,11 @@
 """The image in the place of apache/kafka and of Confluent's: what scripts and libraries that nobody here wrote rely on."""
 
+import json
 import time
 
+from confluent_kafka.admin import AdminClient
 from podman import KAFKA, START_SECONDS, free_port, kcat
+from suite.report import until
 
 # Each variable of Kafka's images with the setting that it has to give.
 VARIABLES = {
@@ -22,6 +25,7 @@ FILES = (
     "/etc/confluent/docker/bash-config", "/etc/confluent/docker/configure", "/etc/confluent/docker/ensure",
     "/etc/confluent/docker/launch", "/usr/bin/kafka-storage",
 )
+VOLUMES = {"/var/lib/kafka/data", "/etc/kafka/secrets", "/mnt/shared/config"}
 LINES = ("Transitioning from RECOVERY to RUNNING", "Kafka Server started", "[KafkaServer id=1] started")
 CLUSTER = "MkU3OEVBNTcwNTJENDM2Qk"
 
@@ -70,8 +74,25 @@ def cases(podman):
         assert not any(word in named for word in ("heap", "jmx", "log4j")), named
         metadata = "\n".join(kcat(f"127.0.0.1:{port}", "-L", "-J"))
         assert '"originating_broker"' in metadata and ":7," not in metadata, metadata
+        image = json.loads(podman.ask("inspect", "--type", "image", KAFKA).stdout)[0]["Config"]
+        assert set(image["Volumes"]) == VOLUMES and set(image["ExposedPorts"]) == {"9092/tcp"} and image["User"] == "1000:0", image
+        cluster = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics(timeout=10).cluster_id
+        assert cluster == CLUSTER, cluster
         container.remove()
         return f"{len(FILES)} files, {len(VARIABLES) + len(WITHOUT_MEANING)} variables, {len(LINES)} lines"
+
+    def names():
+        """Kafka's rule for the names of variables, by a program that prints its settings in the server's place."""
+        stub = podman.directory / "stub"
+        stub.mkdir()
+        (stub / "mainstem").write_text('#!/bin/bash\ncat "$3"\n')
+        (stub / "mainstem").chmod(0o755)
+        variables = {"KAFKA_ONE_TWO__THREE___FOUR": "5", "KAFKA_LINES": "a\nb", "KAFKA_HEAP_OPTS": "-Xmx1g", "PATH": "/stub:/usr/bin:/bin"}
+        container = podman.start(KAFKA, *options(variables), "--volume", f"{stub}:/stub:ro", wait=False)
+        until(lambda: not container.is_running(), "the settings to be printed")
+        settings = container.log()
+        assert "one.two_three-four=5\n" in settings and "lines=a\\\nb\n" in settings and "heap" not in settings, settings
+        container.remove()
 
     def mounted():
         """A file in /mnt/shared/config holds, except where a variable says otherwise."""
@@ -84,6 +105,30 @@ def cases(podman):
         works(port)
         shown = container.run("mainstem", "config", "--config", "/opt/kafka/config/server.properties", "--diff").stdout
         assert "num.partitions = 4\n" in shown and "log.retention.ms = 5000\n" in shown, shown
+        container.remove()
+
+    def advertised():
+        """Files for compose of Kafka's images often name no listeners but those that are advertised."""
+        inside, outside = free_port(), free_port()
+        variables = {
+            "KAFKA_ADVERTISED_LISTENERS": f"INSIDE://localhost:{inside},OUTSIDE://127.0.0.1:{outside}",
+            "KAFKA_LISTENER_SECURITY_PROTOCOL_MAP": "INSIDE:PLAINTEXT,OUTSIDE:PLAINTEXT", "KAFKA_INTER_BROKER_LISTENER_NAME": "INSIDE",
+            "MAINSTEM_ADMIN_LISTEN": "",
+        }
+        container = podman.start(KAFKA, *options(variables))
+        works(outside)
+        assert f"127.0.0.1:{outside}" in "".join(kcat(f"127.0.0.1:{outside}", "-L"))
+        assert f"localhost:{inside}" in "".join(kcat(f"127.0.0.1:{inside}", "-L"))
+        container.remove()
+
+    def arguments():
+        """As with Kafka's image, variables may be arguments of its command."""
+        port = free_port()
+        variables = (f"KAFKA_LISTENERS=PLAINTEXT://:{port}", "KAFKA_NUM_PARTITIONS=3", "MAINSTEM_ADMIN_LISTEN=")
+        container = podman.start(KAFKA, command=("/etc/kafka/docker/run", *variables, "--set", "log.retention.ms=5000"))
+        works(port)
+        shown = container.run("mainstem", "topic", "describe", "t", "--bootstrap", f"127.0.0.1:{port}", "--output", "json").stdout
+        assert len(json.loads(shown)["partitions"]) == 3, shown
         container.remove()
 
     def started_by(script, path, entrypoint=None, more=None, shell="bash"):
@@ -151,7 +196,10 @@ def cases(podman):
         return f"{seconds:.1f} s"
 
     yield "drop-in: files, variables and lines of Kafka's images", 120, contract
+    yield "drop-in: the names of variables", 60, names
     yield "drop-in: a mounted server.properties", 60, mounted
+    yield "drop-in: listeners from those that are advertised", 60, advertised
+    yield "drop-in: variables as arguments", 60, arguments
     yield "drop-in: started as Testcontainers for Java does", 60, by_java
     yield "drop-in: started as Testcontainers for Go does", 60, by_go
     yield "drop-in: started as Testcontainers for Python does", 60, by_python

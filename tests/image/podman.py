@@ -73,12 +73,12 @@ class Podman:
         self.ask("volume", "create", name)
         return name
 
-    def start(self, image, *options, command=(), wait=True, prefix=()):
+    def start(self, image, *options, command=(), wait=True, prefix=(), how=("run", "--detach")):
         """A container on this machine's network, with ports of its own in `MAINSTEM_*`."""
         name = f"mainstem-test-{len(self.containers)}"
         container = Container(self, name)
         self.containers.append(container)
-        arguments = ["podman", "run", "--detach", "--name", name, "--network", "host", "--cgroups=disabled", *LIMITS, *options,
+        arguments = ["podman", *how, "--name", name, "--network", "host", "--cgroups=disabled", *LIMITS, *options,
                      image, *command]
         done = subprocess.run([*prefix, *arguments], env=self.environment, text=True, capture_output=True, timeout=COMMAND_SECONDS,
                               check=False)
@@ -130,8 +130,8 @@ class Container:
 
 
 def complaint(errors):
-    """The lines of an error that are about it."""
-    return "\n".join(line for line in errors.splitlines() if "CNI config" not in line)[-1500:]
+    """The lines of an error that are about it, without those on parts of the machine that are not needed."""
+    return "\n".join(line for line in errors.splitlines() if "CNI config" not in line and "systemd connection" not in line)[-1500:]
 
 
 def free_port():
