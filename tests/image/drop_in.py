@@ -3,7 +3,6 @@
 import json
 import time
 
-from confluent_kafka.admin import AdminClient
 from podman import KAFKA, START_SECONDS, free_port, kcat
 from suite.report import until
 
@@ -55,6 +54,7 @@ def cases(podman):
         return bootstrap
 
     def contract():
+        from confluent_kafka.admin import AdminClient  # the set-up brings it
         port = free_port()
         given = {name: value for name, (value, _, _) in VARIABLES.items()}
         given |= WITHOUT_MEANING | {"KAFKA_LISTENERS": f"PLAINTEXT://:{port}", "CLUSTER_ID": CLUSTER, "MAINSTEM_ADMIN_LISTEN": ""}
