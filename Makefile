@@ -26,9 +26,9 @@ CACHE := $(or $(MAINSTEM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mainstem)
 KAFKA_CLIENTS := $(CACHE)/java/clients/kafka-clients-4.4.0.jar
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 
-STEPS := toolchain setup build check test-rust compat clients security kafka-tools differential compaction tiered transactions real-input crash objects failover power hostile images monitoring bench-load fuzz
+STEPS := toolchain setup build check test-rust compat clients security kafka-tools differential compaction tiered transactions real-input crash objects failover power hostile images deploy monitoring bench-load fuzz
 
-.PHONY: help run cluster build image $(STEPS) test bench-quick bench bench-full soak clean
+.PHONY: help run cluster build image dist packages $(STEPS) test bench-quick bench bench-full soak clean
 
 help: ## Lists these targets.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1 \2/p' Makefile | awk '{ t = $$2; $$1 = $$2 = ""; sub(/^ +/, ""); printf "make %-12s %s\n", t, $$0 }'
@@ -122,8 +122,17 @@ hostile: build ## Hostile bytes and clients; the server must go on serving the o
 image: build ## Images of the server for containers: mainstem:latest and mainstem:latest-kafka, with buildah (docs/containers.md).
 	@packaging/image/build
 
-images: build ## The images run by podman: clients, restarts, kills, memory, users, start scripts written for Kafka's images.
-	@tests/image/run
+images: build ## The images run by podman: clients, restarts, kills, memory, users, start scripts for Kafka's images, Testcontainers.
+	@tests/image/run --short
+
+deploy: build ## The Helm chart and the compose files: linted, rendered, and servers started with what they say.
+	@tests/deploy/run --short
+
+dist: build ## Packages: .deb, tarball, debug symbols, checksums, in target/dist (docs/packages.md).
+	@packaging/dist
+
+packages: build ## The packages: the same bytes each time; installed, upgraded, removed; what the unit allows.
+	@tests/packages/run
 
 monitoring: build ## A real Prometheus on a server under load: lints, every query of the dashboards, every alert rule.
 	@tests/monitoring/run
@@ -168,6 +177,10 @@ soak: build ## Longer versions of what `make test` runs: hours.
 	@tests/compat/run --cluster
 	@tests/compat/kafka-tools --cluster
 	@tests/compat/client-suites --cluster
+	@tests/image/run
+	@tests/image/start-times
+	@tests/deploy/run
+	@tests/packages/run --long
 	@scripts/repeat 5 tests/hostile/run
 	@tests/hostile/adversary
 	@MAINSTEM_SEEDS=0..$(SOAK_SEEDS) cargo test --locked -p mainstem-storage
