@@ -98,7 +98,7 @@ real-input: build ## A gibibyte through kcat and back, every line accounted for.
 	@tests/compat/real-input --size $(REAL_INPUT_SIZE)
 
 crash: build ## Kills the server while it works; nothing acknowledged may be lost.
-	@tests/crash/run --rounds 30
+	@tests/crash/run --rounds 20
 
 objects: build ## Tiered topics in MinIO, behind a proxy with faults; both are killed, nothing acknowledged may be lost.
 	@tests/objects/run
