@@ -32,48 +32,48 @@ fn source(kind: Kind, code: i8) -> &'static str {
     }
 }
 
-/// The settings of a resource, in the order of their names; only those that are not as by default, or all.
-pub fn describe(peer: &mut Peer, kind: Kind, name: &str, all: bool) -> anyhow::Result<Table> {
+/// The settings of a resource as the server tells them: those that are named, or all.
+fn asked(
+    peer: &mut Peer,
+    kind: Kind,
+    name: &str,
+    only: Option<&str>,
+) -> anyhow::Result<Vec<DescribeConfigsResourceResult>> {
     let request = DescribeConfigsRequest {
         resources: vec![DescribeConfigsResource {
             resource_type: kind as i8,
             resource_name: Text::copied(name),
-            configuration_keys: None,
+            configuration_keys: only.map(|config| vec![Text::copied(config)]),
         }],
         ..DescribeConfigsRequest::default()
     };
-    let mut table = Table::new(&["CONFIG", "VALUE", ""]);
-    for result in &peer.call(&request)?.results {
+    let mut configs = Vec::new();
+    for result in peer.call(&request)?.results {
         check(result.error_code, result.error_message.as_ref())?;
-        let mut shown: Vec<&DescribeConfigsResourceResult> =
-            result.configs.iter().filter(|config| all || config.config_source != SOURCE_DEFAULT).collect();
-        shown.sort_by(|a, b| a.name.cmp(&b.name));
-        for config in shown {
-            let value = match &config.value {
-                None if config.is_sensitive => "(hidden)".to_owned(),
-                value => value.as_ref().map(ToString::to_string).unwrap_or_default(),
-            };
-            table.row([config.name.to_string(), value, source(kind, config.config_source).into()]);
-        }
+        configs.extend(result.configs);
+    }
+    Ok(configs)
+}
+
+/// The settings of a resource, in the order of their names; only those that are not as by default, or all.
+pub fn describe(peer: &mut Peer, kind: Kind, name: &str, all: bool) -> anyhow::Result<Table> {
+    let mut configs = asked(peer, kind, name, None)?;
+    configs.retain(|config| all || config.config_source != SOURCE_DEFAULT);
+    configs.sort_by(|a, b| a.name.cmp(&b.name));
+    let mut table = Table::new(&["CONFIG", "VALUE", ""]);
+    for config in configs {
+        let value = match &config.value {
+            None if config.is_sensitive => "(hidden)".to_owned(),
+            value => value.as_ref().map(ToString::to_string).unwrap_or_default(),
+        };
+        table.row([config.name.to_string(), value, source(kind, config.config_source).into()]);
     }
     Ok(table)
 }
 
 /// The value of one setting.
 pub fn value(peer: &mut Peer, kind: Kind, name: &str, config: &str) -> anyhow::Result<Option<String>> {
-    let request = DescribeConfigsRequest {
-        resources: vec![DescribeConfigsResource {
-            resource_type: kind as i8,
-            resource_name: Text::copied(name),
-            configuration_keys: Some(vec![Text::copied(config)]),
-        }],
-        ..DescribeConfigsRequest::default()
-    };
-    let answer = peer.call(&request)?;
-    for result in &answer.results {
-        check(result.error_code, result.error_message.as_ref())?;
-    }
-    let found = answer.results.into_iter().flat_map(|result| result.configs).next();
+    let found = asked(peer, kind, name, Some(config))?.into_iter().next();
     Ok(found.and_then(|config| config.value).map(String::from))
 }
 

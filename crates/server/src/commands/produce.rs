@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use client::{KafkaError, check};
@@ -23,7 +23,7 @@ use wire::{Bytes, Text};
 use super::cluster::{Cluster, RETRY_FOR, Topic};
 use super::lines::{Line, parse};
 use super::partitioner;
-use crate::arguments::{Acks, Codec, ProduceArguments};
+use crate::arguments::{Acks, Codec, ProduceArguments, now_ms};
 
 /// Size of a batch at which it is sent: half of the default limit of topics.
 const BATCH_BYTES: usize = 512 * 1024;
@@ -257,8 +257,7 @@ fn compression(codec: Codec) -> Compression {
 }
 
 fn now() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+    Timestamp(now_ms())
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use broker::snapshots::restore::{
@@ -24,7 +24,7 @@ use super::names::{Names, span};
 use super::objects::word;
 use super::print;
 use super::store::{Store, pause};
-use crate::arguments::RestoreArguments;
+use crate::arguments::{RestoreArguments, now_ms};
 use crate::log_dirs::{self, RESTORING};
 
 /// The exit code if something did not come back.
@@ -58,8 +58,7 @@ pub fn restore(arguments: &RestoreArguments) -> anyhow::Result<ExitCode> {
             .with_context(|| format!("{} cannot be written to", path.display()))?;
         targets.push(LogTarget { id: log.id, path: shown, disk: Arc::new(opened) });
     }
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let now_ms = i64::try_from(since.as_millis()).unwrap_or(i64::MAX);
+    let now_ms = now_ms();
     let how = (arguments.accept_loss, now_ms);
     let restored = store.asking("restoring", |asking| {
         bring_back(asking, &found.snapshot, &arguments.data_dir, &targets, how)
