@@ -284,7 +284,7 @@ pub struct ConsumeArguments {
     #[command(flatten)]
     pub bootstrap: Bootstrap,
     /// Read all topics whose whole name this regular expression fits, also those that are created meanwhile.
-    #[arg(long, value_name = "REGEX", conflicts_with_all = ["topic", "group", "partitions"])]
+    #[arg(long, value_name = "REGEX", conflicts_with_all = ["topic", "partitions"])]
     pub pattern: Option<String>,
     /// Read as a member of this group and commit what was printed.
     #[arg(long)]

@@ -22,7 +22,7 @@ use wire::{Bytes, ErrorCode, Text};
 
 use super::cluster::{Cluster, RETRY_FOR, Topic};
 use super::format::{Found, Printed};
-use super::member::{Member, Standing};
+use super::member::{Member, Positions, Standing, Subscribed};
 use super::{OutputError, group};
 use crate::arguments::{ConsumeArguments, Place};
 
@@ -54,18 +54,18 @@ pub fn consume(arguments: &ConsumeArguments) -> anyhow::Result<()> {
         output: BufWriter::new(io::stdout().lock()),
         failing_since: None,
     };
-    match (&arguments.group, &arguments.topic) {
-        (Some(name), Some(topic)) => {
+    match &arguments.group {
+        Some(name) => {
             let stop = Arc::new(AtomicBool::new(false));
             stop_on_signals(stop.clone())?;
-            reader.cluster.topic(topic, false)?;
-            let mut member = Member::join(&mut reader.cluster, name, topic)?;
+            reader.topics = reader.named()?;
+            let mut member = Member::join(&mut reader.cluster, name, subscribed(&reader.topics))?;
             let result = reader.run_as(&mut member, name, &stop);
             let left = member.leave(&mut reader.cluster);
             result?;
             Ok(left?)
         }
-        _ => {
+        None => {
             reader.topics = reader.named()?;
             let partitions = reader.partitions()?;
             reader.positions = reader.places(&partitions, arguments.from)?;
@@ -109,6 +109,11 @@ fn stop_on_signals(stop: Arc<AtomicBool>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What a member says that it reads.
+fn subscribed(topics: &BTreeMap<String, Topic>) -> Subscribed {
+    topics.iter().map(|(name, topic)| (name.clone(), topic.partitions.len())).collect()
+}
+
 /// A partition of a topic.
 type Key = (String, i32);
 
@@ -139,10 +144,19 @@ impl Reader<'_> {
             loop {
                 let stopping = self.is_done() || stop.load(Ordering::SeqCst);
                 let mut standing = member.heartbeat(&mut self.cluster)?;
+                if standing == Standing::Good && self.looks_again() {
+                    self.topics = self.named()?;
+                    if member.is_outdated(&subscribed(&self.topics)) {
+                        self.forget_deleted();
+                        standing = Standing::Rebalance;
+                    }
+                }
                 let due = stopping || standing == Standing::Rebalance || Instant::now() >= commit_at;
                 if due && standing != Standing::Lost && committed != self.positions {
-                    let positions =
-                        self.positions.iter().map(|((_, index), offset)| (*index, *offset)).collect();
+                    let mut positions = Positions::new();
+                    for ((topic, index), offset) in &self.positions {
+                        positions.entry(topic.clone()).or_default().insert(*index, *offset);
+                    }
                     let after = member.commit(&mut self.cluster, &positions)?;
                     if after == Standing::Good {
                         committed = self.positions.clone();
@@ -163,27 +177,20 @@ impl Reader<'_> {
                     self.round()?;
                 }
             }
-            member.rejoin(&mut self.cluster)?;
+            member.rejoin(&mut self.cluster, subscribed(&self.topics))?;
         }
     }
 
     /// Starts to read the member's new partitions from the committed offsets.
     fn take_over(&mut self, member: &Member, name: &str) -> anyhow::Result<()> {
         self.topics = self.named()?;
-        let topic = self.arguments.topic.clone().unwrap_or_default();
-        let committed = group::committed_of_topic(&mut self.cluster, name, &topic)?;
-        let new: Vec<Key> = member
-            .partitions
-            .iter()
-            .filter(|index| !committed.contains_key(index))
-            .map(|index| (topic.clone(), *index))
-            .collect();
+        let committed = group::committed(&mut self.cluster, name)?;
+        let own = member.partitions.iter();
+        let own = own.flat_map(|(topic, own)| own.iter().map(move |index| (topic.clone(), *index)));
+        let place = |(topic, index): &Key| committed.get(topic)?.get(index).copied();
+        let (known, new): (Vec<Key>, Vec<Key>) = own.partition(|key| place(key).is_some());
         self.positions = self.places(&new, self.arguments.from)?;
-        for index in &member.partitions {
-            if let Some(offset) = committed.get(index) {
-                self.positions.insert((topic.clone(), *index), *offset);
-            }
-        }
+        self.positions.extend(known.into_iter().filter_map(|key| place(&key).map(|at| (key, at))));
         self.ends.clear();
         self.note_ends()
     }
@@ -204,20 +211,32 @@ impl Reader<'_> {
 
     /// Begins to read topics that fit the pattern and were created meanwhile.
     fn look_for_new_topics(&mut self) -> anyhow::Result<()> {
-        let fixed = self.pattern.is_none() || self.arguments.exit_at_end || self.arguments.to.is_some();
-        if fixed || self.looked_at.elapsed() < NEW_TOPICS_EVERY {
+        if self.pattern.is_none() || !self.looks_again() {
             return Ok(());
         }
-        let named = self.named()?;
-        let keys = named.values().flat_map(keys_of);
+        self.topics = self.named()?;
+        let keys = self.topics.values().flat_map(keys_of);
         let new: Vec<Key> = keys.filter(|key| !self.positions.contains_key(key)).collect();
-        self.positions.retain(|(topic, _), _| named.contains_key(topic));
-        self.topics = named;
+        self.forget_deleted();
         // All of it is new.
         let places = self.places(&new, Place::Earliest)?;
         self.positions.extend(places);
-        self.looked_at = Instant::now();
         Ok(())
+    }
+
+    /// Whether it is time to compare the topics with what is read. What ends at a place that was there reads nothing new.
+    fn looks_again(&mut self) -> bool {
+        let fixed = self.arguments.exit_at_end || self.arguments.to.is_some();
+        if fixed || self.looked_at.elapsed() < NEW_TOPICS_EVERY {
+            return false;
+        }
+        self.looked_at = Instant::now();
+        true
+    }
+
+    fn forget_deleted(&mut self) {
+        let topics = &self.topics;
+        self.positions.retain(|(topic, _), _| topics.contains_key(topic));
     }
 
     fn partitions(&self) -> anyhow::Result<Vec<Key>> {
@@ -363,8 +382,7 @@ impl Reader<'_> {
         }
         std::thread::sleep(RETRY_PAUSE);
         self.topics = self.named()?;
-        let topics = &self.topics;
-        self.positions.retain(|(topic, _), _| topics.contains_key(topic));
+        self.forget_deleted();
         Ok(())
     }
 

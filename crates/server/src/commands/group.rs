@@ -16,6 +16,7 @@ use wire::messages::{
 use wire::{ErrorCode, Text};
 
 use super::cluster::{Cluster, EARLIEST, LATEST, retried};
+use super::member::Positions;
 use super::peer::ClientError;
 use super::{Table, connect, member, show};
 use crate::arguments::{Bootstrap, GroupVerb, OffsetReset, Output, Place};
@@ -155,7 +156,7 @@ fn described_consumer(cluster: &mut Cluster, name: &str) -> anyhow::Result<Descr
 }
 
 /// Committed offsets by topic and partition.
-fn committed(cluster: &mut Cluster, name: &str) -> anyhow::Result<BTreeMap<String, BTreeMap<i32, i64>>> {
+pub fn committed(cluster: &mut Cluster, name: &str) -> anyhow::Result<Positions> {
     let request = OffsetFetchRequest {
         groups: vec![OffsetFetchRequestGroup {
             group_id: Text::copied(name),
@@ -167,7 +168,7 @@ fn committed(cluster: &mut Cluster, name: &str) -> anyhow::Result<BTreeMap<Strin
     let answer = cluster.ask_coordinator(name, &request, |answer| {
         answer.groups.iter().try_for_each(|group| check(group.error_code, None))
     })?;
-    let mut offsets: BTreeMap<String, BTreeMap<i32, i64>> = BTreeMap::new();
+    let mut offsets = Positions::new();
     for topic in answer.groups.iter().flat_map(|group| &group.topics) {
         for partition in &topic.partitions {
             check(partition.error_code, None)?;
@@ -303,14 +304,18 @@ fn reset(cluster: &mut Cluster, asked: &OffsetReset, output: Output) -> anyhow::
             wanted
         }
     };
-    let mut table = Table::new(&["TOPIC", "PARTITION", "BEFORE", "COMMITTED"]);
+    let mut positions = Positions::new();
     for (topic, offsets) in wanted {
-        let positions = within_log(cluster, &topic, &offsets)?;
-        if !asked.dry_run {
-            member::commit(cluster, name, &topic, (-1, Text::EMPTY), &positions)?;
-        }
-        for (index, offset) in &positions {
-            let before = before.get(&topic).and_then(|offsets| offsets.get(index));
+        let offsets = within_log(cluster, &topic, &offsets)?;
+        positions.insert(topic, offsets);
+    }
+    if !asked.dry_run {
+        member::commit(cluster, name, (-1, Text::EMPTY), &positions)?;
+    }
+    let mut table = Table::new(&["TOPIC", "PARTITION", "BEFORE", "COMMITTED"]);
+    for (topic, offsets) in &positions {
+        for (index, offset) in offsets {
+            let before = before.get(topic).and_then(|offsets| offsets.get(index));
             let before = before.map_or("-".to_owned(), ToString::to_string);
             table.row([topic.clone(), index.to_string(), before, offset.to_string()]);
         }
@@ -384,14 +389,6 @@ fn export(cluster: &mut Cluster, name: &str, output: Output) -> anyhow::Result<(
 }
 
 /// The committed offsets of one topic, for a member that begins to read.
-pub fn committed_of_topic(
-    cluster: &mut Cluster,
-    group: &str,
-    topic: &str,
-) -> anyhow::Result<BTreeMap<i32, i64>> {
-    Ok(committed(cluster, group)?.remove(topic).unwrap_or_default())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,12 +19,13 @@ use model::{Offset, StreamId};
 use serde_json::json;
 use storage::examine::{Inspected, Item, Severity, entries, inspect, verify};
 use storage::format::{EntryHeader, EntryKind, RangeBody};
-use storage::salvage::salvage;
+use storage::salvage::{Doing, salvage};
 use storage::{Options, SystemClock};
 use wire::Bytes;
 use wire::records::records;
 
 use super::names::{Names, span};
+use super::progress::{Progress, Unit};
 use super::{OutputError, Table, objects, print};
 use crate::arguments::{Directory, DumpArguments, LogVerb};
 
@@ -176,7 +177,10 @@ fn json_of(inspected: &Inspected, names: &Names) -> String {
 fn check(directory: &Directory) -> anyhow::Result<ExitCode> {
     let disk = look(&directory.data_dir)?;
     let names = Names::read(directory.metadata());
-    let verified = verify(&disk).context("the log cannot be read")?;
+    let progress = Progress::new(Unit::Bytes);
+    let verified = verify(&disk, &|done, all| progress.show("verifying", done, all))
+        .context("the log cannot be read")?;
+    drop(progress);
     let mut text = String::new();
     let mut counts = [0; 3];
     for finding in &verified.findings {
@@ -380,8 +384,14 @@ fn rescue(from: &Directory, into: &Path) -> anyhow::Result<ExitCode> {
     let target = disk::open_directory(into, disk::Engine::Auto)
         .with_context(|| format!("{} cannot be written to", into.display()))?;
     let options = Options { log_id: random(), ..Options::default() };
-    let salvaged = salvage(&source, Arc::new(target), options, Arc::new(SystemClock::default()))
+    let progress = Progress::new(Unit::Bytes);
+    let show = |doing: Doing, done, all| match doing {
+        Doing::Reading => progress.show("reading", done, all),
+        Doing::Copying => progress.show("copying", done, all),
+    };
+    let salvaged = salvage(&source, Arc::new(target), options, Arc::new(SystemClock::default()), &show)
         .with_context(|| format!("what is in {} is worth nothing", into.display()))?;
+    drop(progress);
     // The metadata is copied last. Without it, a server takes the directory for one without topics and refuses to
     // start.
     if from.metadata.is_none() {

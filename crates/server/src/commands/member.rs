@@ -37,13 +37,20 @@ const EMBEDDED_VERSION: i16 = 0;
 #[derive(Debug)]
 pub struct Member {
     group: String,
-    topic: String,
+    topics: Subscribed,
     id: Text,
     generation: i32,
+    /// The leader shares the partitions out.
+    leads: bool,
     heartbeat_at: Instant,
-    /// The partitions of the topic that the member owns in this generation.
-    pub partitions: Vec<i32>,
+    /// The partitions that the member owns in this generation, by topic.
+    pub partitions: BTreeMap<String, Vec<i32>>,
 }
+
+/// The topics that a member reads, with the number of partitions that each has.
+pub type Subscribed = BTreeMap<String, usize>;
+/// Offsets by topic and partition.
+pub type Positions = BTreeMap<String, BTreeMap<i32, i64>>;
 
 /// The state of a membership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,22 +63,33 @@ pub enum Standing {
 }
 
 impl Member {
-    /// Joins `group` to read `topic`.
-    pub fn join(cluster: &mut Cluster, group: &str, topic: &str) -> Result<Member, ClientError> {
+    /// Joins `group` to read `topics`.
+    pub fn join(cluster: &mut Cluster, group: &str, topics: Subscribed) -> Result<Member, ClientError> {
         let mut member = Member {
             group: group.into(),
-            topic: topic.into(),
+            topics: BTreeMap::new(),
             id: Text::EMPTY,
             generation: -1,
+            leads: false,
             heartbeat_at: Instant::now(),
-            partitions: Vec::new(),
+            partitions: BTreeMap::new(),
         };
-        member.rejoin(cluster)?;
+        member.rejoin(cluster, topics)?;
         Ok(member)
     }
 
-    /// Joins until a generation begins.
-    pub fn rejoin(&mut self, cluster: &mut Cluster) -> Result<(), ClientError> {
+    /// Whether the group has to share out anew, now that the topics are these: another subscription, or, as Kafka's consumers
+    /// do it, the leader sees another number of partitions.
+    pub fn is_outdated(&self, topics: &Subscribed) -> bool {
+        match self.leads {
+            true => self.topics != *topics,
+            false => !self.topics.keys().eq(topics.keys()),
+        }
+    }
+
+    /// Joins until a generation begins, to read `topics` from now on.
+    pub fn rejoin(&mut self, cluster: &mut Cluster, topics: Subscribed) -> Result<(), ClientError> {
+        self.topics = topics;
         let until = Instant::now() + JOIN_FOR;
         loop {
             match self.try_join(cluster) {
@@ -99,7 +117,7 @@ impl Member {
 
     fn try_join(&mut self, cluster: &mut Cluster) -> Result<(), ClientError> {
         let subscription = ConsumerProtocolSubscription {
-            topics: vec![Text::copied(&self.topic)],
+            topics: self.topics.keys().map(|topic| Text::copied(topic)).collect(),
             ..ConsumerProtocolSubscription::default()
         };
         let request = JoinGroupRequest {
@@ -127,8 +145,8 @@ impl Member {
         self.id = given.unwrap_or_else(|| self.id.clone());
         check(joined.error_code, None)?;
         self.generation = joined.generation_id;
-        let assignments =
-            if joined.leader == joined.member_id { assign(cluster, &joined)? } else { Vec::new() };
+        self.leads = joined.leader == joined.member_id;
+        let assignments = if self.leads { assign(cluster, &joined)? } else { Vec::new() };
         let request = SyncGroupRequest {
             group_id: Text::copied(&self.group),
             generation_id: self.generation,
@@ -140,10 +158,9 @@ impl Member {
         };
         let synced =
             cluster.ask_coordinator(&self.group, &request, |answer| check(answer.error_code, None))?;
-        let own = assignment(synced.assignment).map_err(|error| {
+        self.partitions = assignment(synced.assignment).map_err(|error| {
             ClientError::of(&format!("the leader of group {}", self.group), SessionError::Garbled(error))
         })?;
-        self.partitions = own.get(&self.topic).cloned().unwrap_or_default();
         self.heartbeat_at = Instant::now() + HEARTBEAT_INTERVAL;
         Ok(())
     }
@@ -165,13 +182,9 @@ impl Member {
     }
 
     /// Commits the positions where reading continues.
-    pub fn commit(
-        &mut self,
-        cluster: &mut Cluster,
-        positions: &BTreeMap<i32, i64>,
-    ) -> Result<Standing, ClientError> {
+    pub fn commit(&mut self, cluster: &mut Cluster, positions: &Positions) -> Result<Standing, ClientError> {
         let owner = (self.generation, self.id.clone());
-        standing(commit(cluster, &self.group, &self.topic, owner, positions))
+        standing(commit(cluster, &self.group, owner, positions))
     }
 
     /// Leaves the group, so that the other members need not wait for the end of the session.
@@ -191,24 +204,24 @@ impl Member {
 pub fn commit(
     cluster: &mut Cluster,
     group: &str,
-    topic: &str,
     (generation, member_id): (i32, Text),
-    positions: &BTreeMap<i32, i64>,
+    positions: &Positions,
 ) -> Result<(), ClientError> {
     let partition = |(&partition_index, &committed_offset): (&i32, &i64)| OffsetCommitRequestPartition {
         partition_index,
         committed_offset,
         ..OffsetCommitRequestPartition::default()
     };
+    let topic = |(name, partitions): (&String, &BTreeMap<i32, i64>)| OffsetCommitRequestTopic {
+        name: Text::copied(name),
+        partitions: partitions.iter().map(partition).collect(),
+        ..OffsetCommitRequestTopic::default()
+    };
     let request = OffsetCommitRequest {
         group_id: Text::copied(group),
         generation_id_or_member_epoch: generation,
         member_id,
-        topics: vec![OffsetCommitRequestTopic {
-            name: Text::copied(topic),
-            partitions: positions.iter().map(partition).collect(),
-            ..OffsetCommitRequestTopic::default()
-        }],
+        topics: positions.iter().map(topic).collect(),
         ..OffsetCommitRequest::default()
     };
     cluster.ask_coordinator(group, &request, |answer| {

@@ -21,6 +21,7 @@ mod objects;
 mod partitioner;
 pub mod peer;
 mod produce;
+mod progress;
 mod quota;
 mod restore;
 mod storage;

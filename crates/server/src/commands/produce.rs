@@ -23,6 +23,7 @@ use wire::{Bytes, Text};
 use super::cluster::{Cluster, RETRY_FOR, Topic};
 use super::lines::{Line, parse};
 use super::partitioner;
+use super::progress::{Progress, Unit};
 use crate::arguments::{Acks, Codec, ProduceArguments, now_ms};
 
 /// Size of a batch at which it is sent: half of the default limit of topics.
@@ -43,16 +44,25 @@ pub fn produce(arguments: &ProduceArguments) -> anyhow::Result<()> {
         return sender.send_files(&arguments.value_files);
     }
     // A wrong name is said before anything is sent.
-    let input: Box<dyn Read + Send> = match &arguments.file {
-        Some(path) => Box::new(File::open(path).with_context(|| path.display().to_string())?),
-        None => Box::new(io::stdin()),
+    let (input, shown): (Box<dyn Read + Send>, _) = match &arguments.file {
+        Some(path) => {
+            let file = File::open(path).with_context(|| path.display().to_string())?;
+            // A pipe has no length.
+            let length = file.metadata().map_or(0, |metadata| metadata.len());
+            (Box::new(file), (length > 0).then(|| (Progress::new(Unit::Bytes), length)))
+        }
+        None => (Box::new(io::stdin()), None),
     };
     let (block_sender, blocks) = sync_channel(4);
     // The thread ends with the process, because nothing can wake a read from a terminal.
     std::thread::spawn(move || read_lines(input, |block| block_sender.send(block).is_ok()));
-    let mut line_number = 0u64;
+    let (mut line_number, mut read) = (0u64, 0u64);
     while let Some(block) = next(&blocks, &mut sender)? {
         let block = block.context("the input cannot be read")?;
+        read += block.len() as u64;
+        if let Some((progress, length)) = &shown {
+            progress.show("sending", read, *length);
+        }
         for line in lines(&block) {
             line_number += 1;
             let added = parse(line, arguments).and_then(|line| sender.add(line));

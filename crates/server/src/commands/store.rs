@@ -1,27 +1,25 @@
 //! The bucket of a command: opened, asked with patience, and several objects at a time.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use objects::{Bucket, BucketError};
 use storage::restore::Asking;
 use tokio::runtime::Runtime;
 
+use super::progress::{Progress, Unit};
+
 /// Requests at the same time. More would not be faster: objects are described by short reads.
 const THREADS: usize = 16;
 /// A command gives up once it should wait longer than this for a store: after a quarter of a minute or more.
 const PAUSE_MAX: Duration = Duration::from_secs(8);
-/// Progress is shown so often, on standard error.
-const SHOW_EVERY: Duration = Duration::from_secs(5);
 
 /// A bucket, and the threads of its requests.
 pub struct Store {
     pub bucket: Arc<dyn Bucket>,
-    shown: Cell<Instant>,
     _runtime: Runtime,
 }
 
@@ -39,17 +37,13 @@ impl Store {
             .build()
             .context("the runtime could not be started")?;
         let bucket = clouds::open(address, &BTreeMap::new(), runtime.handle().clone())?;
-        Ok(Store { bucket, shown: Cell::new(Instant::now()), _runtime: runtime })
+        Ok(Store { bucket, _runtime: runtime })
     }
 
-    /// Calls `ask` with the way to ask for many objects. `doing` names the work for the lines of progress.
-    pub fn asking<T>(&self, doing: &str, ask: impl FnOnce(Asking) -> T) -> T {
-        let progress = |done: usize, all: usize| {
-            if self.shown.get().elapsed() >= SHOW_EVERY {
-                self.shown.set(Instant::now());
-                eprintln!("mainstem: {doing}: {done} of {all} objects");
-            }
-        };
+    /// Calls `ask` with the way to ask for many objects. `doing` names the work for who watches its progress.
+    pub fn asking<T>(&self, doing: &'static str, ask: impl FnOnce(Asking) -> T) -> T {
+        let shown = Progress::new(Unit::Objects);
+        let progress = |done: usize, all: usize| shown.show(doing, done as u64, all as u64);
         ask(Asking { bucket: &self.bucket, threads: THREADS, pause: &pause, progress: &progress })
     }
 }

@@ -8,4 +8,5 @@ mod network;
 mod otlp;
 mod restore;
 mod serve;
+mod terminal;
 mod users;

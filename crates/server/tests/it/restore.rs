@@ -10,6 +10,8 @@ use tempfile::TempDir;
 use testing::process::{LONG, Program};
 use testing::server::{Server, small};
 
+use super::terminal::on_terminal;
+
 const MAINSTEM: Program = Program::new(env!("CARGO_BIN_EXE_mainstem"));
 
 /// A bucket and the directories of servers.
@@ -122,6 +124,10 @@ fn a_lost_data_directory_comes_back() {
         assert!(said.contains(part), "{part} in {said}");
     }
     assert!(!place.at("new/restoring").exists());
+    let (bucket, watched) = (place.text("bucket"), place.text("watched"));
+    let restore = MAINSTEM.command(&["restore", "--from", &bucket, "--data-dir", &watched]);
+    let (shown, _) = on_terminal(restore);
+    assert!(shown.contains("mainstem: restoring ["), "{shown:?}");
     // The directory is not empty any more.
     let (code, said) = place.restore("new");
     assert!(code == 2 && said.contains("is not empty"), "{said}");

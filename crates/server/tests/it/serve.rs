@@ -15,6 +15,8 @@ use testing::server::{Server, small};
 use wire::messages::ConsumerGroupHeartbeatRequest;
 use wire::{ApiKey, Text, frame};
 
+use super::terminal::on_terminal;
+
 const MAINSTEM: Program = Program::new(env!("CARGO_BIN_EXE_mainstem"));
 
 fn mainstem(arguments: &[&str]) -> Command {
@@ -330,6 +332,36 @@ fn log_command(verb: &str, directory: &Path, more: &[&str]) -> (Option<i32>, Str
     let output =
         mainstem(&["log", verb, "--data-dir", directory.to_str().unwrap()]).args(more).output().unwrap();
     (output.status.code(), text(&output.stdout))
+}
+
+#[test]
+fn long_work_shows_its_progress_on_a_terminal() {
+    let parent = TempDir::new().unwrap();
+    let (directory, input) = (parent.path().join("data"), parent.path().join("lines"));
+    let data_dir = directory.to_str().unwrap();
+    fs::write(&input, "a line of some length\n".repeat(100_000)).unwrap();
+    let server = start(&directory, &[]);
+    let file = input.to_str().unwrap();
+    let sending = ["produce", "lines", "--file", file, "--bootstrap", &server.address];
+    server.run("topic create lines --partitions 1", "");
+    let (shown, _) = on_terminal(mainstem(&sending));
+    assert!(shown.contains("mainstem: sending [") && shown.contains(" of 2.10 MiB"), "{shown:?}");
+    // Nobody watches.
+    let quiet = mainstem(&sending).output().unwrap();
+    assert_eq!((quiet.status.code(), text(&quiet.stderr)), (Some(0), String::new()));
+    server.stop();
+    let (shown, said) = on_terminal(mainstem(&["log", "verify", "--data-dir", data_dir]));
+    assert!(
+        shown.contains("mainstem: verifying [") && said.ends_with("no damage; 0 notes\n"),
+        "{shown:?} {said}"
+    );
+    let into = parent.path().join("new");
+    let salvage = ["log", "salvage", "--data-dir", data_dir, "--into", into.to_str().unwrap()];
+    let (shown, said) = on_terminal(mainstem(&salvage));
+    assert!(
+        shown.contains("mainstem: copying [") && said.ends_with("nothing was dropped\n"),
+        "{shown:?} {said}"
+    );
 }
 
 #[test]

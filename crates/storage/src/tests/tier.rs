@@ -373,14 +373,15 @@ fn the_tools_know_of_records_that_are_in_objects_alone() {
     for name in ["0000000001.log", "0000000002.log"] {
         disk.remove(name).unwrap();
     }
-    let verified = examine::verify(&disk).unwrap();
+    let verified = examine::verify(&disk, &|_, _| {}).unwrap();
     assert!(
         verified.findings.iter().all(|found| found.severity < Severity::Error),
         "{:?}",
         verified.findings
     );
     let target: Arc<dyn Disk> = Arc::new(SimDisk::new(8));
-    let salvaged = salvage::salvage(&disk, target, world.options.clone(), world.clock.clone()).unwrap();
+    let salvaged =
+        salvage::salvage(&disk, target, world.options.clone(), world.clock.clone(), &|_, _, _| {}).unwrap();
     let said = salvaged.dropped.iter().find(|found| found.what.contains("in the object store alone"));
     let hit = &said.unwrap().hits[0];
     assert!(hit.from == Offset::ZERO && hit.to <= local_start && hit.to > Offset::ZERO);

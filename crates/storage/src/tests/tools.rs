@@ -72,9 +72,9 @@ fn salvaged(source: &SimDisk, world: &World) -> (Salvaged, Parts) {
     let target = SimDisk::new(2);
     let options = Options { log_id: 7 << 90, ..small_options() };
     let clock = Arc::new(SystemClock::default());
-    let salvaged = salvage(source, Arc::new(target.clone()), options, clock).unwrap();
+    let salvaged = salvage(source, Arc::new(target.clone()), options, clock, &|_, _, _| {}).unwrap();
     let target = target.crash(3);
-    let findings = verify(&target).unwrap().findings;
+    let findings = verify(&target, &|_, _| {}).unwrap().findings;
     assert!(bad(&findings).is_empty(), "{findings:#?}");
     let options = Options { segment_bytes: 4 << 20, ..world.options.clone() };
     (salvaged, open(&target, &options, &world.clock).unwrap())
@@ -88,7 +88,7 @@ fn an_undamaged_log_is_in_order_and_salvaged_whole() {
         if seed.is_multiple_of(5) {
             world.disk = world.disk.crash(seed);
         }
-        let verified = verify(&world.disk).unwrap();
+        let verified = verify(&world.disk, &|_, _| {}).unwrap();
         assert!(bad(&verified.findings).is_empty(), "seed {seed}: {:#?}", verified.findings);
         let report = verified.opening.unwrap();
         assert_eq!(verified.end, report.end, "seed {seed}");
@@ -185,11 +185,11 @@ fn damage_is_named_and_nothing_else_is_lost() {
     let (mut stumbled, mut silent, mut lost, mut whole, mut fallen_back) = (0, 0, 0, 0, 0);
     for seed in seeds(0..80) {
         let mut world = world(seed);
-        let before = Survey::of(&world.disk).unwrap();
+        let before = Survey::of(&world.disk, &|_, _| {}).unwrap();
         let disk = copy(&world.disk);
         let undamaged = open(&copy(&disk), &world.options, &world.clock).unwrap();
         let harm = harm(&mut world, &disk);
-        let verified = verify(&disk).unwrap();
+        let verified = verify(&disk, &|_, _| {}).unwrap();
         let named = |severity| {
             let here = |finding: &&Finding| {
                 let inside =
@@ -307,7 +307,7 @@ fn what_a_cleaned_segment_hides_stays_hidden() {
     let mut superseded = 0;
     for seed in seeds(0..20) {
         let world = world(seed);
-        let survey = Survey::of(&world.disk).unwrap();
+        let survey = Survey::of(&world.disk, &|_, _| {}).unwrap();
         for id in survey.streams.keys() {
             let extents = survey.extents.get(id).map_or(&[][..], Vec::as_slice);
             let sequence = |at: usize| survey.files.segments[extents[at].segment].segment.sequence;

@@ -13,6 +13,7 @@ use model::{BatchHeader, Offset, StreamId};
 pub use super::finding::{Checked, Finding, Hit, Severity};
 use super::remains::LogFiles;
 use super::resolve::{Lost, resolve};
+pub use super::survey::Progress;
 use super::survey::{Known, Survey};
 use super::unwritten::Unwritten;
 use super::walk::{Step, checked_batch, walk};
@@ -35,9 +36,9 @@ pub struct Verified {
     pub opening: Result<RecoveryReport, OpenError>,
 }
 
-/// Checks everything in a log. Fails only if the directory cannot be listed.
-pub fn verify(disk: &dyn Disk) -> io::Result<Verified> {
-    let mut survey = Survey::of(disk)?;
+/// Checks everything in a log, and says to `progress` how far it is. Fails only if the directory cannot be listed.
+pub fn verify(disk: &dyn Disk, progress: &Progress) -> io::Result<Verified> {
+    let mut survey = Survey::of(disk, progress)?;
     let ids: Vec<StreamId> = survey.streams.keys().copied().collect();
     let lost: Vec<Lost> = ids.iter().flat_map(|id| resolve(&survey, *id).lost).collect();
     let mut findings = std::mem::take(&mut survey.findings);
@@ -264,7 +265,7 @@ fn streams_of(recovered: &Recovered) -> Vec<StreamSummary> {
 }
 
 fn surveyed(disk: &dyn Disk) -> io::Result<Vec<StreamSummary>> {
-    let survey = Survey::of(disk)?;
+    let survey = Survey::of(disk, &|_, _| {})?;
     let summary = |(id, known): (&StreamId, &Known)| {
         let parts = resolve(&survey, *id).parts;
         let extents = survey.extents.get(id).map_or(&[][..], Vec::as_slice);

@@ -359,6 +359,7 @@ fn unpack(
                 write_local(target, sequence, &entry.local).map_err(Some)?;
                 done[at] = true;
                 written += 1;
+                (asking.progress)(objects.len() - unknown.len() + written, objects.len());
             }
         }
         Ok(())

@@ -75,14 +75,25 @@ pub struct Salvaged {
     pub dropped: Vec<Finding>,
 }
 
-/// Copies all valid data of the log on `source` to a new log on `target`. Writes nothing to `source`. Blocks.
+/// The steps of a salvage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doing {
+    /// The files of the old log are read.
+    Reading,
+    /// Batches are appended to the new log. It takes the bytes of all blocks that were read at most.
+    Copying,
+}
+
+/// Copies all valid data of the log on `source` to a new log on `target`. Writes nothing to `source`. Calls
+/// `progress` with the bytes that are done and all bytes of a step. Blocks.
 pub fn salvage(
     source: &dyn Disk,
     target: Arc<dyn Disk>,
     options: Options,
     clock: Arc<dyn Clock>,
+    progress: &dyn Fn(Doing, u64, u64),
 ) -> Result<Salvaged, SalvageError> {
-    let survey = Survey::of(source)?;
+    let survey = Survey::of(source, &|done, all| progress(Doing::Reading, done, all))?;
     if target.list()?.iter().any(|name| crate::segment::sequence_of(name).is_some()) {
         return Err(SalvageError::Exists);
     }
@@ -94,8 +105,13 @@ pub fn salvage(
     // The new log keeps the id of the old one, because the metadata names the log of each partition by its id.
     let log_id = survey.files.log_id.unwrap_or(options.log_id);
     let log = Log::open(target, Options { segment_bytes, log_id, ..options }, clock, Arc::new(NoListener))?;
-    let mut copier =
-        Copier { survey: &survey, log: &log, flight: Arc::default(), salvaged: Salvaged::default() };
+    let mut copier = Copier {
+        survey: &survey,
+        log: &log,
+        flight: Arc::default(),
+        salvaged: Salvaged::default(),
+        progress,
+    };
     let done = copier.all();
     let Copier { salvaged, .. } = copier;
     log.close();
@@ -142,6 +158,7 @@ struct Copier<'a> {
     log: &'a Log,
     flight: Arc<Flight>,
     salvaged: Salvaged,
+    progress: &'a dyn Fn(Doing, u64, u64),
 }
 
 /// The progress of one stream.
@@ -233,6 +250,7 @@ impl Copier<'_> {
                 self.fill(&mut progress, base, header.max_timestamp)?;
                 self.salvaged.batches += u64::from(header.count > 0);
                 self.salvaged.bytes += batch.len() as u64;
+                (self.progress)(Doing::Copying, self.salvaged.bytes, self.survey.checked.bytes);
                 self.append(&mut progress, header, batch)?;
             }
         }

@@ -27,6 +27,9 @@ use crate::segment::footer::{self, TRAILER_COPY_BYTES, TableRow};
 use crate::segment::{Segment, file_name};
 use crate::stream::Producers;
 
+/// Called with the bytes of the files that are read, and of all of them.
+pub type Progress<'a> = dyn Fn(u64, u64) + 'a;
+
 /// The state of a stream according to the log.
 #[derive(Default)]
 pub(crate) struct Known {
@@ -96,7 +99,7 @@ pub(crate) struct Survey {
 
 impl Survey {
     /// Reads the whole log on `disk`.
-    pub fn of(disk: &dyn Disk) -> io::Result<Survey> {
+    pub fn of(disk: &dyn Disk, progress: &Progress) -> io::Result<Survey> {
         let mut files = LogFiles::open(disk)?;
         let findings = std::mem::take(&mut files.findings);
         let mut survey = Survey {
@@ -119,6 +122,9 @@ impl Survey {
             Err(error) => survey.findings.push(Finding::new(Severity::Error, "", 0, 0, error.to_string())),
         }
         let written = survey.files.segments.partition_point(|remains| !remains.cleaned());
+        let length = |remains: &Remains| u64::from(remains.segment.length);
+        let all = survey.files.segments.iter().map(length).sum();
+        let mut done = 0;
         let (mut epoch, mut expected) = (0, 1);
         for at in 0..written {
             let sequence = survey.files.segments[at].segment.sequence;
@@ -126,14 +132,16 @@ impl Survey {
             // A log without an earlier table begins empty.
             survey.complete |= sequence == 1;
             expected = sequence + 1;
-            let end = survey.segment(at, &mut epoch);
+            let end = survey.segment(at, &mut epoch, &|in_segment| progress(done + in_segment, all));
+            done += length(&survey.files.segments[at]);
             survey.end = Lsn::new(sequence, end);
             if !survey.ended.contains(&at) && survey.end >= survey.files.vouched {
                 break;
             }
         }
         for at in written..survey.files.segments.len() {
-            survey.segment(at, &mut 0);
+            survey.segment(at, &mut 0, &|in_segment| progress(done + in_segment, all));
+            done += length(&survey.files.segments[at]);
         }
         // Dead segments leave gaps, but not behind the segment whose table opening begins with.
         let there: Vec<u32> =
@@ -154,17 +162,19 @@ impl Survey {
     }
 
     /// Surveys one segment. Returns the end of its data.
-    fn segment(&mut self, at: usize, epoch: &mut u64) -> u32 {
+    fn segment(&mut self, at: usize, epoch: &mut u64, progress: &dyn Fn(u64)) -> u32 {
         let Remains { segment, trailer, .. } = &self.files.segments[at];
         let (segment, trailer, cleaned) = (segment.clone(), *trailer, self.files.segments[at].cleaned());
         let vouched = self.files.vouched_in(at);
         let stop = trailer.map_or(segment.data_end(), |trailer| trailer.footer_position);
         let mut contents = Contents::default();
         self.checked.segments += 1;
+        let before = self.checked.bytes;
         let walked = walk(&segment, *epoch, vouched, stop, &mut |step| match step {
             Step::Block(header) => {
                 self.checked.blocks += 1;
                 self.checked.bytes += header.total_bytes() as u64;
+                progress(self.checked.bytes - before);
             }
             Step::Damage { from, to, what, entries } => {
                 contents.damaged = true;
