@@ -153,7 +153,7 @@ bench-full: build ## What this server aims at, measured beside Apache Kafka, eac
 	@scripts/bench-full $(ARGS)
 
 bench-load: build ## Tests of mainstem-bench against real servers, this one and Apache Kafka, and of the aims of bench-full, each for seconds.
-	@tests/bench/run
+	@tests/bench/run --short
 	@tests/bench/many --topics 1000 --groups 2000
 
 soak: build ## Longer versions of what `make test` runs: hours.
@@ -172,6 +172,7 @@ soak: build ## Longer versions of what `make test` runs: hours.
 	@tests/cluster/run --rounds 50 --only "a broker is destroyed with its disk,two brokers are killed"
 	@tests/cluster/run --rounds 20 --kafka
 	@scripts/bench-full --smoke --only cluster-rate,cluster-cost
+	@tests/bench/run
 	@tests/cluster/scale
 	@tests/cluster/upgrade
 	@tests/cluster/run --rounds 2 --outage 60 --only "etcd is away,the store is away"

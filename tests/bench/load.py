@@ -128,8 +128,8 @@ class Outcome:
 
 
 class Load:
-    def __init__(self, program, directory):
-        self.program, self.directory = program, directory
+    def __init__(self, program, directory, short=False):
+        self.program, self.directory, self.short = program, directory, short
         self.count = 0
 
     def folder(self, name):

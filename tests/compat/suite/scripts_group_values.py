@@ -11,6 +11,7 @@ from .scripts import (
 from .scripts_values import INT, LONG, NOBODY, PARTITION, SHORT, SOME_ID, answered, probe, topic_id, twice
 
 DESCRIBE_USERS, ALTER_USERS, MARKERS = 50, 51, 27
+CREATE_TOKEN, RENEW_TOKEN, EXPIRE_TOKEN, DESCRIBE_TOKENS = range(38, 42)
 NAMES = ("", " ", ".", "ü", "n" * 32767)
 
 
@@ -318,6 +319,20 @@ def users(peer):
         [0], [1], [3], [-1], [127], [16, 7], [8], [16, 16])})
 
 
+def tokens(peer):
+    """Neither server has a secret for delegation tokens."""
+    anybody = {"PrincipalType": "User", "PrincipalName": "anybody"}
+    some = base64.b64encode(b"some token").decode()
+    probe(peer, "create", CREATE_TOKEN, range(1, 4), {"Renewers": [], "MaxLifetimeMillis": -1}, {
+        "Renewers": ([anybody], [{"PrincipalType": "x", "PrincipalName": ""}]), "MaxLifetimeMillis": (0, -2, LONG),
+        "OwnerPrincipalName": ("anybody",)})
+    probe(peer, "renew", RENEW_TOKEN, (1, 2), {"HMAC": some, "RenewTimeMillis": -1}, {
+        "HMAC": ("",), "RenewTimeMillis": (0, LONG)})
+    probe(peer, "expire", EXPIRE_TOKEN, (1, 2), {"HMAC": some, "ExpiryPeriodMillis": -1}, {
+        "HMAC": ("",), "ExpiryPeriodMillis": (0, LONG)})
+    probe(peer, "describe", DESCRIBE_TOKENS, range(1, 4), {"Owners": None}, {"Owners": ([], [anybody], [anybody] * 2)})
+
+
 SCRIPTS = {"values of coordinators": coordinators, "values of groups": memberships, "values of consumer groups": consumers,
            "values of transactions": producers, "values of rights": rights, "values of quotas": limits,
-           "values of users": users}
+           "values of users": users, "values of delegation tokens": tokens}

@@ -180,6 +180,21 @@ impl Cluster {
         })
     }
 
+    /// How many partitions each of these topics has, 0 where there is none.
+    pub fn partition_counts<'a>(
+        &mut self,
+        names: impl Iterator<Item = &'a String>,
+    ) -> Result<BTreeMap<String, usize>, ClientError> {
+        let names: Vec<&str> = names.map(String::as_str).collect();
+        let answer = self.metadata(Some(&names), false)?;
+        let mut counts: BTreeMap<String, usize> = names.iter().map(|name| ((*name).to_owned(), 0)).collect();
+        for topic in answer.topics {
+            let name = topic.name.map(String::from).unwrap_or_default();
+            counts.entry(name).and_modify(|count| *count = topic.partitions.len());
+        }
+        Ok(counts)
+    }
+
     /// The server that coordinates a group or a transactional id.
     pub fn coordinator(&mut self, of: Coordinated, key: &str) -> Result<i32, ClientError> {
         retried(|| {

@@ -4,7 +4,7 @@
 //! crash, records may be printed again but are never lost. Records of aborted transactions are printed (isolation
 //! `read_uncommitted`, as in Kafka's console consumer).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufWriter, StdoutLock, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,8 @@ use wire::{Bytes, ErrorCode, Text};
 
 use super::cluster::{Cluster, RETRY_FOR, Topic};
 use super::format::{Found, Printed};
-use super::member::{Member, Positions, Standing, Subscribed};
+use super::member::{Member, Positions, Standing};
+use super::peer::ClientError;
 use super::{OutputError, group};
 use crate::arguments::{ConsumeArguments, Place};
 
@@ -59,7 +60,8 @@ pub fn consume(arguments: &ConsumeArguments) -> anyhow::Result<()> {
             let stop = Arc::new(AtomicBool::new(false));
             stop_on_signals(stop.clone())?;
             reader.topics = reader.named()?;
-            let mut member = Member::join(&mut reader.cluster, name, subscribed(&reader.topics))?;
+            let names = reader.names();
+            let mut member = Member::join(&mut reader.cluster, name, names)?;
             let result = reader.run_as(&mut member, name, &stop);
             let left = member.leave(&mut reader.cluster);
             result?;
@@ -109,11 +111,6 @@ fn stop_on_signals(stop: Arc<AtomicBool>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a member says that it reads.
-fn subscribed(topics: &BTreeMap<String, Topic>) -> Subscribed {
-    topics.iter().map(|(name, topic)| (name.clone(), topic.partitions.len())).collect()
-}
-
 /// A partition of a topic.
 type Key = (String, i32);
 
@@ -138,16 +135,16 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn run_as(&mut self, member: &mut Member, name: &str, stop: &AtomicBool) -> anyhow::Result<()> {
         loop {
-            self.take_over(member, name)?;
-            let mut committed = self.positions.clone();
-            let mut commit_at = Instant::now() + COMMIT_INTERVAL;
+            // A place that was found is committed at once: who takes the partition over goes on there.
+            let mut committed = self.take_over(member, name)?;
+            let mut commit_at = Instant::now();
             loop {
                 let stopping = self.is_done() || stop.load(Ordering::SeqCst);
                 let mut standing = member.heartbeat(&mut self.cluster)?;
-                if standing == Standing::Good && self.looks_again() {
-                    self.topics = self.named()?;
-                    if member.is_outdated(&subscribed(&self.topics)) {
-                        self.forget_deleted();
+                if standing == Standing::Good && self.is_time_to_look() {
+                    self.look()?;
+                    let names = self.names();
+                    if member.is_outdated(&mut self.cluster, &names)? {
                         standing = Standing::Rebalance;
                     }
                 }
@@ -177,22 +174,45 @@ impl Reader<'_> {
                     self.round()?;
                 }
             }
-            member.rejoin(&mut self.cluster, subscribed(&self.topics))?;
+            // With what it reads from now on, so that it need not join once more.
+            self.look()?;
+            let names = self.names();
+            member.rejoin(&mut self.cluster, names)?;
         }
     }
 
-    /// Starts to read the member's new partitions from the committed offsets.
-    fn take_over(&mut self, member: &Member, name: &str) -> anyhow::Result<()> {
-        self.topics = self.named()?;
+    /// Starts to read the member's new partitions from the committed offsets, which are returned.
+    fn take_over(&mut self, member: &Member, name: &str) -> anyhow::Result<BTreeMap<Key, i64>> {
+        self.look()?;
         let committed = group::committed(&mut self.cluster, name)?;
         let own = member.partitions.iter();
         let own = own.flat_map(|(topic, own)| own.iter().map(move |index| (topic.clone(), *index)));
         let place = |(topic, index): &Key| committed.get(topic)?.get(index).copied();
         let (known, new): (Vec<Key>, Vec<Key>) = own.partition(|key| place(key).is_some());
+        let known: BTreeMap<Key, i64> =
+            known.into_iter().filter_map(|key| place(&key).map(|at| (key, at))).collect();
         self.positions = self.places(&new, self.arguments.from)?;
-        self.positions.extend(known.into_iter().filter_map(|key| place(&key).map(|at| (key, at))));
+        self.positions.extend(known.clone());
         self.ends.clear();
-        self.note_ends()
+        self.note_ends()?;
+        Ok(known)
+    }
+
+    /// Looks at the topics again. What cannot be answered now is asked later.
+    fn look(&mut self) -> anyhow::Result<()> {
+        match self.named() {
+            Ok(topics) => self.topics = topics,
+            Err(error) => match error.downcast_ref::<ClientError>() {
+                Some(ClientError::Kafka(error))
+                    if error.is_retriable() && error.known() != Some(ErrorCode::UnknownTopicOrPartition) => {}
+                _ => return Err(error),
+            },
+        }
+        Ok(())
+    }
+
+    fn names(&self) -> BTreeSet<String> {
+        self.topics.keys().cloned().collect()
     }
 
     /// The topics that the arguments name, as they are now.
@@ -203,6 +223,8 @@ impl Reader<'_> {
                 topics.retain(|topic| !topic.is_internal && pattern.is_match(&topic.name));
                 topics
             }
+            // Others of a group read what this member cannot.
+            (None, Some(name)) if self.arguments.group.is_some() => vec![self.cluster.topic_as_it_is(name)?],
             (None, Some(name)) => vec![self.cluster.topic(name, false)?],
             (None, None) => Vec::new(),
         };
@@ -211,7 +233,9 @@ impl Reader<'_> {
 
     /// Begins to read topics that fit the pattern and were created meanwhile.
     fn look_for_new_topics(&mut self) -> anyhow::Result<()> {
-        if self.pattern.is_none() || !self.looks_again() {
+        // What ends at a place that was there reads nothing new.
+        let fixed = self.pattern.is_none() || self.arguments.exit_at_end || self.arguments.to.is_some();
+        if fixed || !self.is_time_to_look() {
             return Ok(());
         }
         self.topics = self.named()?;
@@ -224,14 +248,13 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Whether it is time to compare the topics with what is read. What ends at a place that was there reads nothing new.
-    fn looks_again(&mut self) -> bool {
-        let fixed = self.arguments.exit_at_end || self.arguments.to.is_some();
-        if fixed || self.looked_at.elapsed() < NEW_TOPICS_EVERY {
-            return false;
+    /// Whether it is time to compare the topics with what is read.
+    fn is_time_to_look(&mut self) -> bool {
+        let due = self.looked_at.elapsed() >= NEW_TOPICS_EVERY;
+        if due {
+            self.looked_at = Instant::now();
         }
-        self.looked_at = Instant::now();
-        true
+        due
     }
 
     fn forget_deleted(&mut self) {
@@ -381,7 +404,7 @@ impl Reader<'_> {
             return Err(error).with_context(|| format!("cannot read {}", names.join(", ")));
         }
         std::thread::sleep(RETRY_PAUSE);
-        self.topics = self.named()?;
+        self.look()?;
         self.forget_deleted();
         Ok(())
     }

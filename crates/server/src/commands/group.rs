@@ -388,7 +388,6 @@ fn export(cluster: &mut Cluster, name: &str, output: Output) -> anyhow::Result<(
     show(output, text, json)
 }
 
-/// The committed offsets of one topic, for a member that begins to read.
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -37,18 +37,16 @@ const EMBEDDED_VERSION: i16 = 0;
 #[derive(Debug)]
 pub struct Member {
     group: String,
-    topics: Subscribed,
+    topics: BTreeSet<String>,
     id: Text,
     generation: i32,
-    /// The leader shares the partitions out.
-    leads: bool,
+    /// What the leader shared out: how many partitions the topics of all members have.
+    shared: Option<BTreeMap<String, usize>>,
     heartbeat_at: Instant,
     /// The partitions that the member owns in this generation, by topic.
     pub partitions: BTreeMap<String, Vec<i32>>,
 }
 
-/// The topics that a member reads, with the number of partitions that each has.
-pub type Subscribed = BTreeMap<String, usize>;
 /// Offsets by topic and partition.
 pub type Positions = BTreeMap<String, BTreeMap<i32, i64>>;
 
@@ -64,13 +62,13 @@ pub enum Standing {
 
 impl Member {
     /// Joins `group` to read `topics`.
-    pub fn join(cluster: &mut Cluster, group: &str, topics: Subscribed) -> Result<Member, ClientError> {
+    pub fn join(cluster: &mut Cluster, group: &str, topics: BTreeSet<String>) -> Result<Member, ClientError> {
         let mut member = Member {
             group: group.into(),
-            topics: BTreeMap::new(),
+            topics: BTreeSet::new(),
             id: Text::EMPTY,
             generation: -1,
-            leads: false,
+            shared: None,
             heartbeat_at: Instant::now(),
             partitions: BTreeMap::new(),
         };
@@ -78,17 +76,18 @@ impl Member {
         Ok(member)
     }
 
-    /// Whether the group has to share out anew, now that the topics are these: another subscription, or, as Kafka's consumers
-    /// do it, the leader sees another number of partitions.
-    pub fn is_outdated(&self, topics: &Subscribed) -> bool {
-        match self.leads {
-            true => self.topics != *topics,
-            false => !self.topics.keys().eq(topics.keys()),
+    /// Whether the group has to share out anew: this member reads other `topics` now, or, as Kafka's consumers do it, the leader
+    /// sees another number of partitions.
+    pub fn is_outdated(&self, cluster: &mut Cluster, topics: &BTreeSet<String>) -> Result<bool, ClientError> {
+        if self.topics != *topics {
+            return Ok(true);
         }
+        let Some(shared) = &self.shared else { return Ok(false) };
+        Ok(cluster.partition_counts(shared.keys())? != *shared)
     }
 
     /// Joins until a generation begins, to read `topics` from now on.
-    pub fn rejoin(&mut self, cluster: &mut Cluster, topics: Subscribed) -> Result<(), ClientError> {
+    pub fn rejoin(&mut self, cluster: &mut Cluster, topics: BTreeSet<String>) -> Result<(), ClientError> {
         self.topics = topics;
         let until = Instant::now() + JOIN_FOR;
         loop {
@@ -117,7 +116,7 @@ impl Member {
 
     fn try_join(&mut self, cluster: &mut Cluster) -> Result<(), ClientError> {
         let subscription = ConsumerProtocolSubscription {
-            topics: self.topics.keys().map(|topic| Text::copied(topic)).collect(),
+            topics: self.topics.iter().map(|topic| Text::copied(topic)).collect(),
             ..ConsumerProtocolSubscription::default()
         };
         let request = JoinGroupRequest {
@@ -145,8 +144,15 @@ impl Member {
         self.id = given.unwrap_or_else(|| self.id.clone());
         check(joined.error_code, None)?;
         self.generation = joined.generation_id;
-        self.leads = joined.leader == joined.member_id;
-        let assignments = if self.leads { assign(cluster, &joined)? } else { Vec::new() };
+        self.shared = None;
+        let mut assignments = Vec::new();
+        if joined.leader == joined.member_id {
+            let members = subscriptions(&joined)?;
+            let topics: BTreeSet<&String> = members.values().flatten().collect();
+            let counts = cluster.partition_counts(topics.into_iter())?;
+            assignments = assign(&members, &counts)?;
+            self.shared = Some(counts);
+        }
         let request = SyncGroupRequest {
             group_id: Text::copied(&self.group),
             generation_id: self.generation,
@@ -224,11 +230,14 @@ pub fn commit(
         topics: positions.iter().map(topic).collect(),
         ..OffsetCommitRequest::default()
     };
-    cluster.ask_coordinator(group, &request, |answer| {
-        let mut all = answer.topics.iter().flat_map(|topic| &topic.partitions);
-        all.try_for_each(|partition| check(partition.error_code, None))
+    // A topic that was deleted does not come back by asking again. The other offsets are committed.
+    let gone = |code: i16| code == ErrorCode::UnknownTopicOrPartition.code();
+    let answer = cluster.ask_coordinator(group, &request, |answer| {
+        let all = answer.topics.iter().flat_map(|topic| &topic.partitions);
+        all.map(|of| of.error_code).filter(|code| !gone(*code)).try_for_each(|code| check(code, None))
     })?;
-    Ok(())
+    let mut all = answer.topics.iter().flat_map(|topic| &topic.partitions);
+    Ok(all.try_for_each(|partition| check(partition.error_code, None))?)
 }
 
 fn standing(result: Result<(), ClientError>) -> Result<Standing, ClientError> {
@@ -237,16 +246,15 @@ fn standing(result: Result<(), ClientError>) -> Result<Standing, ClientError> {
         Err(error) => match error.code() {
             Some(ErrorCode::RebalanceInProgress) => Ok(Standing::Rebalance),
             Some(ErrorCode::IllegalGeneration | ErrorCode::UnknownMemberId) => Ok(Standing::Lost),
+            // It was deleted while it was read.
+            Some(ErrorCode::UnknownTopicOrPartition) => Ok(Standing::Good),
             _ => Err(error),
         },
     }
 }
 
-/// Computes the assignment that the leader sends.
-fn assign(
-    cluster: &mut Cluster,
-    joined: &JoinGroupResponse,
-) -> Result<Vec<SyncGroupRequestAssignment>, ClientError> {
+/// What each member reads, by its id.
+fn subscriptions(joined: &JoinGroupResponse) -> Result<BTreeMap<String, BTreeSet<String>>, ClientError> {
     let mut members = BTreeMap::new();
     for member in &joined.members {
         let garbled = |error| {
@@ -256,24 +264,23 @@ fn assign(
         let topics = subscription(member.metadata.clone()).map_err(garbled)?;
         members.insert(member.member_id.to_string(), topics);
     }
-    let topics: BTreeSet<&String> = members.values().flatten().collect();
-    let mut partitions = BTreeMap::new();
-    for topic in topics {
-        // A topic that does not exist yet has no partitions to assign.
-        match cluster.topic(topic, false) {
-            Ok(found) => {
-                partitions.insert(topic.clone(), i32::try_from(found.partitions.len()).unwrap_or(i32::MAX))
-            }
-            Err(error) if error.code() == Some(ErrorCode::UnknownTopicOrPartition) => None,
-            Err(error) => return Err(error),
-        };
-    }
+    Ok(members)
+}
+
+/// Computes the assignment that the leader sends. A topic that does not exist yet has no partitions to assign.
+fn assign(
+    members: &BTreeMap<String, BTreeSet<String>>,
+    counts: &BTreeMap<String, usize>,
+) -> Result<Vec<SyncGroupRequestAssignment>, ClientError> {
+    let count =
+        |(topic, count): (&String, &usize)| (topic.clone(), i32::try_from(*count).unwrap_or(i32::MAX));
+    let partitions = counts.iter().filter(|(_, count)| **count > 0).map(count).collect();
     let part = |(topic, partitions): (String, Vec<i32>)| consumer_protocol_assignment::TopicPartition {
         topic: Text::from(topic),
         partitions,
     };
     let mut assignments = Vec::new();
-    for (id, own) in assignor::range(&members, &partitions) {
+    for (id, own) in assignor::range(members, &partitions) {
         let message = ConsumerProtocolAssignment {
             assigned_partitions: own.into_iter().map(part).collect(),
             ..ConsumerProtocolAssignment::default()

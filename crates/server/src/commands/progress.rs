@@ -48,7 +48,8 @@ impl Progress {
         }
         let begins = self.bar.message() != doing;
         if begins {
-            // Not drawn before all of it is known.
+            // That of the work before goes away, and this one is drawn when all of it is known.
+            self.bar.finish_and_clear();
             self.bar.set_draw_target(ProgressDrawTarget::hidden());
             self.bar.reset();
             self.bar.set_message(doing);

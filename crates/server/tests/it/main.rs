@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test stops where it is surprised")]
 
 mod administration;
+mod groups;
 mod log_dirs;
 mod network;
 mod otlp;

@@ -358,10 +358,8 @@ fn long_work_shows_its_progress_on_a_terminal() {
     let into = parent.path().join("new");
     let salvage = ["log", "salvage", "--data-dir", data_dir, "--into", into.to_str().unwrap()];
     let (shown, said) = on_terminal(mainstem(&salvage));
-    assert!(
-        shown.contains("mainstem: copying [") && said.ends_with("nothing was dropped\n"),
-        "{shown:?} {said}"
-    );
+    assert!(shown.contains("mainstem: reading [") && shown.contains("mainstem: copying ["), "{shown:?}");
+    assert!(shown.ends_with("\u{1b}[2K") && said.ends_with("nothing was dropped\n"), "{shown:?} {said}");
 }
 
 #[test]
