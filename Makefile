@@ -27,8 +27,8 @@ KAFKA_CLIENTS := $(CACHE)/java/clients/kafka-clients-4.4.0.jar
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 
 # What `make test` does, in this order; on both sides of a | are steps that go at the same time (scripts/steps).
-STEPS := toolchain setup build "check test-rust | compat clients kafka-tools differential" \
-	"security real-input packages | compaction tiered transactions crash" "objects monitoring | images deploy" \
+STEPS := toolchain setup build "check test-rust | compat clients kafka-tools" \
+	"security real-input packages | compaction tiered transactions crash" "objects monitoring deploy | images differential" \
 	failover power hostile bench-load fuzz
 
 .PHONY: help run cluster build image dist $(filter-out |,$(subst ",,$(STEPS))) test bench-quick bench bench-full soak clean

@@ -48,3 +48,4 @@ pub use quotas::{Rate, Window};
 pub use request::call::api::{Api, Memory, Right, Versions};
 pub use request::call::{Answer, Refused};
 pub use resources::memory::process_memory_bytes;
+pub use settings::accepted::accepted_problem;

@@ -111,6 +111,10 @@ fn serve(arguments: &ServerArguments) -> ExitCode {
 /// Prints what is wrong with a configuration file.
 fn check(file: &Path) -> ExitCode {
     let (errors, without_meaning) = Settings::check_file(file, std::env::vars());
+    let mut errors: Vec<anyhow::Error> = errors.into_iter().map(anyhow::Error::from).collect();
+    if errors.is_empty() {
+        errors.extend(check_listeners(file).err());
+    }
     let mut text = String::new();
     if !without_meaning.is_empty() {
         text = format!("no meaning here: {}\n", without_meaning.join(", "));
@@ -120,10 +124,16 @@ fn check(file: &Path) -> ExitCode {
         return ended(commands::print(&text));
     }
     for error in &errors {
-        eprintln!("mainstem: {error}");
+        eprintln!("mainstem: {}", told(error));
     }
     let _ = ended(commands::print(&text));
     ExitCode::from(EXIT_CONFIGURATION)
+}
+
+/// What only a server that starts with the file would find, and the environment may allow: listeners that others can reach, and keys.
+fn check_listeners(file: &Path) -> anyhow::Result<()> {
+    let arguments = ServerArguments { config: Some(file.to_owned()), ..ServerArguments::default() };
+    network::check(&Settings::load(&arguments, std::env::vars())?)
 }
 
 fn refused(error: &dyn std::fmt::Display) -> ExitCode {
@@ -147,7 +157,12 @@ fn failed(error: anyhow::Error, code: ExitCode) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     eprintln!("mainstem: {}", told(&error));
-    code
+    if error.chain().any(is_misuse) { ExitCode::from(EXIT_CONFIGURATION) } else { code }
+}
+
+/// Whether arguments, settings or a file of settings are wrong.
+fn is_misuse(cause: &(dyn std::error::Error + 'static)) -> bool {
+    cause.is::<SettingsError>() || cause.is::<client::SecurityError>() || cause.is::<commands::Misuse>()
 }
 
 /// The error and its causes, without those that it tells itself.

@@ -3,7 +3,7 @@
 //! A bound socket does not listen yet. A taken port or an invalid key is therefore reported before a long recovery.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -64,6 +64,20 @@ pub async fn bind_all(settings: &Settings) -> anyhow::Result<Vec<Bound>> {
         bound.push(Bound { settings: listener.clone(), socket, keys, log_in });
     }
     Ok(bound)
+}
+
+/// Checks what a start checks of listeners, without listening.
+pub fn check(settings: &Settings) -> anyhow::Result<()> {
+    for listener in &settings.listeners {
+        let resolved = listener.address.to_socket_addrs().map(|mut all| all.next());
+        let at = resolved.with_context(|| format!("{} has no address", listener.address))?;
+        at.map_or(Ok(()), |at| check_exposure(settings, listener, at))?;
+        if let Some(ssl) = &listener.ssl {
+            let keys = Keys::load(&listener.name, ssl);
+            keys.map_err(|problem| anyhow::anyhow!("listener {}: {problem}", listener.name))?;
+        }
+    }
+    Ok(())
 }
 
 /// Refuses listeners whose traffic others could read, or which others could use without authentication, or warns of them where that is

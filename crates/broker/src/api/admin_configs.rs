@@ -91,15 +91,8 @@ fn described_by_table(
         match setting.default {
             // No setting of the broker provides this default, so there is no synonym, as in Kafka.
             DefaultFrom::Fixed(_) => {}
-            DefaultFrom::OfCluster(text) => {
-                for source in [SOURCE_DYNAMIC_DEFAULT_BROKER, SOURCE_DEFAULT] {
-                    synonyms.push((setting.name.to_owned(), text.to_owned(), source));
-                }
-            }
-            DefaultFrom::Accepted(name, _) => {
-                let row = accepted_setting(name).expect("the table names settings that are accepted");
-                synonyms.extend(of_broker.accepted(row));
-            }
+            DefaultFrom::OfCluster(_) => synonyms.extend(of_broker.of_accepted(setting.name)),
+            DefaultFrom::Accepted(name, _) => synonyms.extend(of_broker.of_accepted(name)),
             DefaultFrom::Broker(name) => {
                 let given = of_broker.settings.iter().find(|other| other.name == name);
                 synonyms.extend(of_broker.of(given.expect("the table names broker settings that exist")));
@@ -138,13 +131,23 @@ impl BrokerSynonyms {
         synonyms
     }
 
+    /// As [`BrokerSynonyms::accepted`], of the setting of this name.
+    fn of_accepted(&self, name: &str) -> Vec<Synonym> {
+        self.accepted(accepted_setting(name).expect("the table names settings that are accepted"))
+    }
+
     /// All values of a setting that is only accepted. Empty if it has no value.
     fn accepted(&self, setting: &ResourceSetting) -> Vec<Synonym> {
         let mut synonyms = self.by_clients(setting.name);
+        let given = self.settings.iter().find(|of| of.name == setting.name);
         if let DefaultFrom::OfCluster(text) = setting.default
             && synonyms.iter().all(|(_, _, source)| *source != SOURCE_DYNAMIC_DEFAULT_BROKER)
         {
+            let text = given.map_or(text, |given| &given.value);
             synonyms.push((setting.name.to_owned(), text.to_owned(), SOURCE_DYNAMIC_DEFAULT_BROKER));
+        }
+        if let Some(given) = given.filter(|given| given.value != given.default) {
+            synonyms.push((setting.name.to_owned(), given.value.clone(), SOURCE_STATIC_BROKER));
         }
         let default = setting.fixed_default().filter(|default| !default.is_empty());
         synonyms.extend(default.map(|text| (setting.name.to_owned(), text.to_owned(), SOURCE_DEFAULT)));
@@ -171,7 +174,8 @@ fn described_broker_configs(broker: &Broker, of_all: bool, keys: Keys) -> Vec<De
             let (_, value, source) = synonyms.first()?.clone();
             Some(Described { name, value, source, read_only, kind, doc, synonyms })
         };
-    let own = of_broker.settings.iter().filter(|setting| wanted(keys, setting.name)).filter_map(|setting| {
+    let own = of_broker.settings.iter().filter(|setting| accepted_setting(setting.name).is_none());
+    let own = own.filter(|setting| wanted(keys, setting.name)).filter_map(|setting| {
         let read_only = !is_dynamic(setting.name);
         describe(setting.name, setting.kind, setting.doc, read_only, of_broker.of(setting))
     });

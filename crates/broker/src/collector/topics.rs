@@ -17,6 +17,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use super::arrivals::Arrivals;
 use super::count;
 use crate::broker::Broker;
+use crate::cluster::replicas::Replicas;
 use crate::groups::Group;
 use crate::partition::log::LogBounds;
 use crate::partition::traffic::{Count, Traffic};
@@ -57,9 +58,11 @@ const COUNTS: [(Count, &str, &str); Count::ALL.len()] = [
         "Partitions that fetches looked at in vain, but for errors that clients are expected to meet",
     ),
 ];
-/// The series of a partition and of a group's partition.
-const PARTITION_SERIES: usize = 5;
+/// The series of a topic, of a partition, of a group's partition and of a group's topic.
+const TOPIC_SERIES: usize = COUNTS.len() + 1;
+const PARTITION_SERIES: usize = 9;
 const COMMITTED_SERIES: usize = 3;
+const SUM_SERIES: usize = 2;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct TopicLabel {
@@ -84,6 +87,12 @@ struct CommittedLabel {
     partition: i32,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, PartialOrd, Ord, EncodeLabelSet)]
+struct SumLabel {
+    consumergroup: String,
+    topic: String,
+}
+
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct StateLabel {
     state: &'static str,
@@ -106,6 +115,14 @@ impl Room {
     }
 }
 
+/// What is shown of a partition.
+struct Shown {
+    bounds: LogBounds,
+    leader: i32,
+    replicas: usize,
+    in_sync: usize,
+}
+
 /// An offset that a group has committed.
 struct Committed {
     label: CommittedLabel,
@@ -122,10 +139,14 @@ pub fn encode(
     encoder: &mut DescriptorEncoder,
 ) -> Result<(), Error> {
     let mut room = Room { left: usize::try_from(broker.config.metrics_series_max).unwrap_or(0), dropped: 0 };
-    let shown = room.take(topics.iter().collect(), COUNTS.len());
+    super::encode_gauges(
+        &[("kafka_brokers", "Brokers of the cluster", i64::from(broker.placement.count()))],
+        encoder,
+    )?;
+    let shown = room.take(topics.iter().collect(), TOPIC_SERIES);
     encode_counts(&broker.topics.traffic, &shown, encoder)?;
     encode_groups(broker, arrivals, &mut room, encoder)?;
-    encode_partitions(topics, &mut room, encoder)?;
+    encode_partitions(broker, topics, &mut room, encoder)?;
     let dropped = [(
         "mainstem_metrics_series_dropped",
         "Series of topics, groups and partitions that are left out because of metrics.series.max",
@@ -148,43 +169,64 @@ fn encode_counts(
             ConstCounter::new(traffic.get(what)).encode(family.encode_family(&TopicLabel { topic })?)?;
         }
     }
+    let help = "Partitions of the topic";
+    let mut family = encoder.encode_descriptor("kafka_topic_partitions", help, None, MetricType::Gauge)?;
+    for topic in topics {
+        let label = TopicLabel { topic: topic.name.to_string() };
+        ConstGauge::new(count(topic.partitions().len())).encode(family.encode_family(&label)?)?;
+    }
     Ok(())
 }
 
 /// The partitions whose logs are here.
 fn encode_partitions(
+    broker: &Broker,
     topics: &[Arc<Topic>],
     room: &mut Room,
     encoder: &mut DescriptorEncoder,
 ) -> Result<(), Error> {
     let mut rows = Vec::new();
     for topic in topics {
+        let replicas = broker.replicas_of(topic);
         for partition in topic.partitions().iter() {
-            if let Ok(log) = partition.log() {
-                let label = PartitionLabel { topic: topic.name.to_string(), partition: partition.index };
-                rows.push((label, log.bounds()));
-            }
+            let Ok(log) = partition.log() else { continue };
+            let Replicas { all, in_sync, .. } = replicas.of(partition);
+            let (bounds, leader) = (log.bounds(), partition.leader().node);
+            let label = PartitionLabel { topic: topic.name.to_string(), partition: partition.index };
+            rows.push((label, Shown { bounds, leader, replicas: all.len(), in_sync: in_sync.len() }));
         }
     }
     let rows = room.take(rows, PARTITION_SERIES);
-    type Value = fn(&LogBounds) -> i64;
+    type Value = fn(&Shown) -> i64;
     let gauges: [(&str, &str, Value); PARTITION_SERIES] = [
         ("kafka_log_log_size", "Bytes of the partition's batches", |of| {
-            i64::try_from(of.bytes).unwrap_or(i64::MAX)
+            i64::try_from(of.bounds.bytes).unwrap_or(i64::MAX)
         }),
-        ("kafka_log_log_logstartoffset", "The first offset of the partition", |of| of.start.0),
-        ("kafka_log_log_logendoffset", "The offset behind the partition's last record", |of| of.synced.0),
-        ("kafka_topic_partition_oldest_offset", "The first offset of the partition", |of| of.start.0),
+        ("kafka_log_log_logstartoffset", "The first offset of the partition", |of| of.bounds.start.0),
+        ("kafka_log_log_logendoffset", "The offset behind the partition's last record", |of| {
+            of.bounds.synced.0
+        }),
+        ("kafka_topic_partition_oldest_offset", "The first offset of the partition", |of| of.bounds.start.0),
         (
             "kafka_topic_partition_current_offset",
             "The offset behind the last record that consumers can see",
-            |of| of.visible.0,
+            |of| of.bounds.visible.0,
+        ),
+        ("kafka_topic_partition_leader", "The broker that leads the partition", |of| of.leader.into()),
+        ("kafka_topic_partition_replicas", "Replicas of the partition", |of| count(of.replicas)),
+        ("kafka_topic_partition_in_sync_replica", "Replicas of the partition in sync", |of| {
+            count(of.in_sync)
+        }),
+        (
+            "kafka_topic_partition_under_replicated_partition",
+            "1 if fewer replicas are in sync than the partition has",
+            |of| i64::from(of.in_sync < of.replicas),
         ),
     ];
     for (name, help, value) in gauges {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (label, bounds) in &rows {
-            ConstGauge::new(value(bounds)).encode(family.encode_family(label)?)?;
+        for (label, shown) in &rows {
+            ConstGauge::new(value(shown)).encode(family.encode_family(label)?)?;
         }
     }
     Ok(())
@@ -220,7 +262,14 @@ fn encode_groups(
             }
         });
     }
+    let mut sums = BTreeMap::<SumLabel, (i64, i64)>::new();
+    for Committed { label, offset, lag, .. } in &committed {
+        let CommittedLabel { consumergroup, topic, .. } = label.clone();
+        let (offsets, lags) = sums.entry(SumLabel { consumergroup, topic }).or_default();
+        (*offsets, *lags) = (offsets.saturating_add(*offset), lags.saturating_add(*lag));
+    }
     let members = room.take(members, 1);
+    let sums = room.take(sums.into_iter().collect(), SUM_SERIES);
     let committed = room.take(committed, COMMITTED_SERIES);
     let now_ms = broker.now_ms();
     let mut arrivals = arrivals.lock();
@@ -242,6 +291,25 @@ fn encode_groups(
     for of in &committed {
         let seconds = arrivals.age_ms(of.stream, of.offset, now_ms) as f64 / 1000.0;
         ConstGauge::new(seconds).encode(family.encode_family(&of.label)?)?;
+    }
+    type Sum = fn(&(i64, i64)) -> i64;
+    let gauges: [(&str, &str, Sum); SUM_SERIES] = [
+        (
+            "kafka_consumergroup_current_offset_sum",
+            "The sum of the offsets that the group has committed in the topic",
+            |(offsets, _)| *offsets,
+        ),
+        (
+            "kafka_consumergroup_lag_sum",
+            "Records of the topic that the group has not committed yet",
+            |(_, lags)| *lags,
+        ),
+    ];
+    for (name, help, value) in gauges {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (label, sum) in &sums {
+            ConstGauge::new(value(sum)).encode(family.encode_family(label)?)?;
+        }
     }
     let help = "Members of the group";
     let mut family =

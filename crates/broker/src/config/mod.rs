@@ -462,6 +462,9 @@ settings! {
     diskless_default: bool = false, "log.diskless.enable", false, true;
     /// Brokers of a cluster with a copy of each log, its owner among them. They answer for all topics that are not diskless.
     replication_factor: i32 = 3, "default.replication.factor", 1, 15;
+    /// With fewer replicas in sync, acks=all is refused, in topics of a cluster that do not say. What clients set for all brokers counts
+    /// more.
+    in_sync_min: i32 = 1, "min.insync.replicas", 1, i32::MAX;
     /// Whether consumers that name their rack read from a broker there (KIP-392).
     replica_selector: ReplicaSelector = ReplicaSelector::None, "replica.selector.class", ReplicaSelector::None, ReplicaSelector::ByRack;
     /// A broker that has lacked records of a log for so many milliseconds does not count any more as one with a copy.

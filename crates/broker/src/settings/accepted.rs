@@ -118,6 +118,11 @@ pub fn accepted_setting(name: &str) -> Option<&'static ResourceSetting> {
     ACCEPTED_SETTINGS.iter().find(|setting| setting.name == name)
 }
 
+/// What is wrong with a value of a setting that brokers only accept.
+pub fn accepted_problem(name: &str, value: &str) -> Option<String> {
+    accepted_setting(name)?.problem(value)
+}
+
 /// A default that is the default of the accepted setting `name`. For tables: panics if the table has no such row.
 pub const fn accepted(name: &'static str) -> DefaultFrom {
     let mut at = 0;

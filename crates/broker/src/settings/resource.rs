@@ -133,10 +133,11 @@ impl ResourceConfigs {
         all.iter().chain(own.iter()).map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
-    /// `min.insync.replicas` of topics that do not say, if a client has set it.
-    pub fn in_sync_min(&self) -> Option<usize> {
-        let min = self.of(ResourceKind::Broker, "").get(MIN_INSYNC)?.trim().parse().ok()?;
-        Some(in_sync_min(min, &self.start))
+    /// `min.insync.replicas` of topics that do not say: what a client has set for all brokers, or what the broker was started with.
+    pub fn in_sync_min(&self) -> usize {
+        let of_all = self.of(ResourceKind::Broker, "");
+        let set = of_all.get(MIN_INSYNC).and_then(|value| value.trim().parse().ok());
+        in_sync_min(set.unwrap_or(self.start.in_sync_min.into()), &self.start)
     }
 
     /// Replaces the settings of one resource by the result of `change`. Durable on return. Blocks.
@@ -297,6 +298,18 @@ mod tests {
         assert_eq!(configs.now().message_max_bytes, 2000);
         configs.change(ResourceKind::Broker, "1", |_| Ok(Overrides::new())).unwrap();
         assert_eq!(configs.now().message_max_bytes, 4000);
+    }
+
+    #[test]
+    fn what_clients_set_counts_more_than_the_start() {
+        let metadata = Metadata::open(Arc::new(meta::Memory::default())).unwrap();
+        let mut start = Config::default();
+        start.set(MIN_INSYNC, "2").unwrap();
+        let configs = ResourceConfigs::new(metadata, Arc::new(start));
+        assert_eq!(configs.in_sync_min(), 2);
+        let three = overrides(&[(MIN_INSYNC, "3")]);
+        configs.change(ResourceKind::Broker, "", |_| Ok(three.clone())).unwrap();
+        assert_eq!(configs.in_sync_min(), 3);
     }
 
     #[test]

@@ -335,8 +335,9 @@ impl Topics {
             true => {
                 let mut config = TopicConfig::in_cluster(overrides, &self.configs.now());
                 let says = overrides.contains_key(MIN_INSYNC) || !config.is_replicated();
-                let default = self.configs.in_sync_min().filter(|_| !says);
-                config.in_sync_min = default.unwrap_or(config.in_sync_min);
+                if !says {
+                    config.in_sync_min = self.configs.in_sync_min();
+                }
                 config
             }
             false => TopicConfig::new(overrides, &self.configs.now()),

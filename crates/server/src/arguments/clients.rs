@@ -5,7 +5,9 @@ use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
+use regex::Regex;
 use sasl::scram::Hash;
+use x509_cert::der::DateTime;
 
 use super::key_value;
 
@@ -76,7 +78,7 @@ pub enum TopicVerb {
         /// Only this partition; may be repeated.
         #[arg(long = "partition", value_parser = clap::value_parser!(i32).range(0..))]
         partitions: Vec<i32>,
-        /// Only records before this place: an offset, @MILLISECONDS since 1970, or a time ago such as -2h.
+        /// Only records before this place: an offset, @MILLISECONDS since 1970, a date and time such as 2026-01-31T23:59:00, or a time ago such as -2h.
         #[arg(long, allow_hyphen_values = true)]
         before: Option<Place>,
         /// Only print what would be deleted.
@@ -141,7 +143,7 @@ pub struct OffsetReset {
     /// All topics of which the group has committed offsets.
     #[arg(long)]
     pub all_topics: bool,
-    /// earliest, latest, an offset, @MILLISECONDS since 1970, or a time ago such as -2h.
+    /// earliest, latest, an offset, @MILLISECONDS since 1970, a date and time such as 2026-01-31T23:59:00, or a time ago such as -2h.
     #[arg(long, allow_hyphen_values = true)]
     pub to: Option<Place>,
     /// Move what is committed by so many records, back if it is negative.
@@ -289,12 +291,12 @@ pub struct ConsumeArguments {
     /// Read as a member of this group and commit what was printed.
     #[arg(long)]
     pub group: Option<String>,
-    /// Where to begin (with a group: where nothing is committed): earliest, latest, an offset, @MILLISECONDS since 1970, or a time ago
+    /// Where to begin (with a group: where nothing is committed): earliest, latest, an offset, @MILLISECONDS since 1970, a date and time such as 2026-01-31T23:59:00, or a time ago
     /// such as -90s, -15m, -2h, -7d.
     #[arg(long, default_value = "earliest", allow_hyphen_values = true)]
     pub from: Place,
     /// Where to stop, which is not read: an offset, or a time as for --from.
-    #[arg(long, conflicts_with_all = ["group", "exit_at_end"])]
+    #[arg(long, allow_hyphen_values = true, conflicts_with_all = ["group", "exit_at_end"])]
     pub to: Option<Place>,
     /// Read only this partition; may be repeated.
     #[arg(long = "partition", conflicts_with = "group", value_parser = clap::value_parser!(i32).range(0..))]
@@ -327,7 +329,10 @@ impl FromStr for Place {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Place, String> {
-        let wrong = || "it must be earliest, latest, an offset, @MILLISECONDS, or a time ago such as -90s, -15m, -2h, -7d";
+        let wrong = || {
+            "it must be earliest, latest, an offset, @MILLISECONDS, a date and time in UTC such as 2026-01-31T23:59:00, or a time ago such \
+             as -90s, -15m, -2h, -7d"
+        };
         match (text, text.parse::<i64>()) {
             ("earliest", _) => Ok(Place::Earliest),
             ("latest", _) => Ok(Place::Latest),
@@ -335,7 +340,7 @@ impl FromStr for Place {
             _ => match (text.strip_prefix('@'), text.strip_prefix('-')) {
                 (Some(millis), _) => millis.parse().ok().filter(|ms| *ms >= 0).map(Place::Time),
                 (_, Some(ago)) => ago_ms(ago).map(|ago| Place::Time(now_ms().saturating_sub(ago).max(0))),
-                _ => None,
+                _ => date_ms(text).map(Place::Time),
             }
             .ok_or_else(|| wrong().to_owned()),
         }
@@ -352,6 +357,22 @@ fn ago_ms(text: &str) -> Option<i64> {
         _ => return None,
     };
     text[..text.len() - 1].parse::<u32>().ok().map(|number| i64::from(number) * unit_ms)
+}
+
+/// Milliseconds since the Unix epoch of a date and time as ISO 8601 has it, and Kafka's tools: `2026-01-31T23:59:00.000`. In UTC, unless
+/// an offset follows.
+fn date_ms(text: &str) -> Option<i64> {
+    const SHAPE: &str =
+        r"^(\d{4})-(\d\d)-(\d\d)(?:T(\d\d):(\d\d)(?::(\d\d)(?:\.(\d{3}))?)?(?:Z|([+-]\d\d):?(\d\d))?)?$";
+    let parts = Regex::new(SHAPE).ok()?.captures(text)?;
+    let number = |at: usize| parts.get(at).map_or(Some(0), |part| part.as_str().parse::<i64>().ok());
+    let small = |at: usize| number(at).and_then(|number| u8::try_from(number).ok());
+    let year = u16::try_from(number(1)?).ok()?;
+    let time = DateTime::new(year, small(2)?, small(3)?, small(4)?, small(5)?, small(6)?).ok()?;
+    let ms = i64::try_from(time.unix_duration().as_millis()).ok()? + number(7)?;
+    let east = parts.get(8).is_none_or(|hours| hours.as_str().starts_with('+'));
+    let ahead_ms = number(8)?.abs() * 3_600_000 + number(9)? * 60_000;
+    Some(if east { ms - ahead_ms } else { ms + ahead_ms }).filter(|ms| *ms >= 0)
 }
 
 /// Milliseconds since the Unix epoch.
@@ -384,7 +405,25 @@ mod tests {
             let Ok(Place::Time(time)) = text.parse() else { panic!("{text} is no time") };
             assert!((0..60_000).contains(&(now_ms() - ago - time)), "{text}");
         }
-        for text in ["", "-", "-1", "-1y", "-xs", "@", "@-1", "never"] {
+        for (text, ms) in [
+            ("2023-11-14T22:13:20.123", 1_700_000_000_123),
+            ("2023-11-14T22:13:20Z", 1_700_000_000_000),
+            ("2023-11-14T23:43:20+01:30", 1_700_000_000_000),
+            ("2023-11-14T20:13-0200", 1_699_999_980_000),
+            ("2024-02-29", 1_709_164_800_000),
+            ("1970-01-01", 0),
+        ] {
+            assert_eq!(text.parse::<Place>(), Ok(Place::Time(ms)), "{text}");
+        }
+        let dates = [
+            "2023-02-29",
+            "2023-13-01",
+            "2023-11-14T24:00",
+            "1969-12-31",
+            "2023-11-14 22:13",
+            "1970-01-01T00:00+01:00",
+        ];
+        for text in ["", "-", "-1", "-1y", "-xs", "@", "@-1", "never"].iter().chain(&dates) {
             assert!(text.parse::<Place>().is_err(), "{text}");
         }
     }

@@ -24,7 +24,7 @@ use super::cluster::{Cluster, RETRY_FOR, Topic};
 use super::format::{Found, Printed};
 use super::member::{Member, Positions, Standing};
 use super::peer::ClientError;
-use super::{OutputError, group};
+use super::{Misuse, OutputError, group};
 use crate::arguments::{ConsumeArguments, Place};
 
 const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
@@ -83,8 +83,8 @@ pub fn consume(arguments: &ConsumeArguments) -> anyhow::Result<()> {
 
 /// A pattern that fits whole names.
 fn whole(pattern: &str) -> anyhow::Result<Regex> {
-    Regex::new(&format!("^(?:{pattern})$"))
-        .with_context(|| format!("--pattern: {pattern} is no regular expression"))
+    let whole = Regex::new(&format!("^(?:{pattern})$"));
+    Ok(whole.map_err(|error| Misuse(format!("--pattern: {pattern} is no regular expression: {error}")))?)
 }
 
 /// Sets `stop` on the first SIGINT or SIGTERM, and exits on the second.

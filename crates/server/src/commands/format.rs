@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use wire::Bytes;
 use wire::records::RecordView;
 
+use super::Misuse;
 use crate::arguments::{ConsumeArguments, Format, Output};
 
 /// A record with its place.
@@ -45,7 +46,7 @@ pub enum Piece {
 impl Printed {
     pub fn of(arguments: &ConsumeArguments) -> anyhow::Result<Printed> {
         Ok(match &arguments.template {
-            Some(template) => Printed::Template(parse(template)?),
+            Some(template) => Printed::Template(parse(template).map_err(|error| Misuse(error.to_string()))?),
             None if arguments.bootstrap.output == Output::Json => Printed::Line(Format::Json),
             None => Printed::Line(arguments.format),
         })

@@ -66,6 +66,11 @@ impl OutputError {
     }
 }
 
+/// The arguments cannot be used, which only the command itself could find.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Misuse(pub String);
+
 /// Prints a text to standard output.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut output = io::stdout().lock();

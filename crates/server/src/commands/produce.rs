@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use client::{KafkaError, check};
 use model::{Compression, Timestamp};
+use serde_json::json;
 use wire::messages::ProduceRequest;
 use wire::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use wire::records::BatchBuilder;
@@ -40,9 +41,15 @@ const TIMEOUT_MS: i32 = 30_000;
 /// Runs the command until the end of standard input.
 pub fn produce(arguments: &ProduceArguments) -> anyhow::Result<()> {
     let mut sender = Sender::new(arguments)?;
-    if !arguments.value_files.is_empty() {
-        return sender.send_files(&arguments.value_files);
+    match arguments.value_files.is_empty() {
+        true => send_lines(arguments, &mut sender)?,
+        false => sender.send_files(&arguments.value_files)?,
     }
+    let sent = json!({"topic": sender.topic.name, "records": sender.records});
+    super::show(arguments.bootstrap.output, String::new, || sent)
+}
+
+fn send_lines(arguments: &ProduceArguments, sender: &mut Sender) -> anyhow::Result<()> {
     // A wrong name is said before anything is sent.
     let (input, shown): (Box<dyn Read + Send>, _) = match &arguments.file {
         Some(path) => {
@@ -57,7 +64,7 @@ pub fn produce(arguments: &ProduceArguments) -> anyhow::Result<()> {
     // The thread ends with the process, because nothing can wake a read from a terminal.
     std::thread::spawn(move || read_lines(input, |block| block_sender.send(block).is_ok()));
     let (mut line_number, mut read) = (0u64, 0u64);
-    while let Some(block) = next(&blocks, &mut sender)? {
+    while let Some(block) = next(&blocks, sender)? {
         let block = block.context("the input cannot be read")?;
         read += block.len() as u64;
         if let Some((progress, length)) = &shown {
@@ -137,6 +144,8 @@ struct Sender<'a> {
     topic: Topic,
     batches: BTreeMap<i32, BatchBuilder>,
     bytes: usize,
+    /// Records so far.
+    records: u64,
     /// The partition for records without a key until the next request.
     sticky: usize,
 }
@@ -147,7 +156,8 @@ impl<'a> Sender<'a> {
         let topic = cluster.topic(&arguments.topic, true)?;
         // Many short runs of the command must not all begin with the first partition.
         let sticky = usize::try_from(now().0 & 0xffff).unwrap_or(0) % topic.partitions.len().max(1);
-        let sender = Sender { arguments, cluster, topic, batches: BTreeMap::new(), bytes: 0, sticky };
+        let sender =
+            Sender { arguments, cluster, topic, batches: BTreeMap::new(), bytes: 0, records: 0, sticky };
         arguments.partition.map(|partition| sender.known(partition)).transpose()?;
         Ok(sender)
     }
@@ -180,6 +190,7 @@ impl<'a> Sender<'a> {
         let timestamp = line.timestamp.map_or_else(now, Timestamp);
         batch.push_with_headers(timestamp, line.key.as_deref(), line.value.as_deref(), &line.headers);
         self.bytes += batch.records_bytes() - before;
+        self.records += 1;
         if self.bytes >= REQUEST_BYTES { self.flush() } else { Ok(()) }
     }
 

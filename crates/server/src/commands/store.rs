@@ -10,6 +10,7 @@ use objects::{Bucket, BucketError};
 use storage::restore::Asking;
 use tokio::runtime::Runtime;
 
+use super::Misuse;
 use super::progress::{Progress, Unit};
 
 /// Requests at the same time. More would not be faster: objects are described by short reads.
@@ -27,9 +28,8 @@ impl Store {
     /// Opens the bucket at `address`, which is as in `object.store`.
     pub fn open(address: &str) -> anyhow::Result<Store> {
         if !address.contains("://") && !Path::new(address).is_dir() {
-            bail!(
-                "there is no bucket {address}: it is s3://NAME/PREFIX, gs://NAME/PREFIX, az://NAME/PREFIX or a directory"
-            );
+            let shapes = "s3://NAME/PREFIX, gs://NAME/PREFIX, az://NAME/PREFIX or a directory";
+            bail!(Misuse(format!("there is no bucket {address}: it is {shapes}")));
         }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)

@@ -131,7 +131,6 @@ const WITHOUT_MEANING: &[&str] = &[
     "metrics.num.samples",
     "metrics.recording.level",
     "metrics.sample.window.ms",
-    "min.insync.replicas",
     "num.io.threads",
     "num.network.threads",
     "num.recovery.threads.per.data.dir",
@@ -273,18 +272,36 @@ const WITHOUT_MEANING: &[&str] = &[
     "unstable.feature.versions.enable",
 ];
 
+/// Names of settings that Kafka had before version 4, which many files still have.
+const GONE: &[&str] = &[
+    "broker.id.generation.enable",
+    "control.plane.listener.name",
+    "delegation.token.master.key",
+    "inter.broker.listener.protocol",
+    "inter.broker.protocol.version",
+    "log.message.downconversion.enable",
+    "log.message.format.version",
+    "log.message.timestamp.difference.max.ms",
+    "offsets.commit.required.acks",
+    "reserved.broker.max.id",
+];
+/// Settings of ZooKeeper's time, and of distributions of Kafka.
+const GONE_BELOW: &[&str] = &["confluent.", "password.encoder.", "zookeeper."];
+
 /// What a file of Kafka's means here.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Translated {
     /// The settings to apply, in this order.
     pub settings: Vec<Entry>,
-    /// The names that have no meaning here.
-    pub without_meaning: Vec<String>,
+    /// What has no meaning here.
+    pub without_meaning: Vec<Entry>,
 }
 
-/// Whether Kafka has a setting of this name that means nothing here.
+/// Whether Kafka has, or had, a setting of this name that means nothing here.
 pub fn is_without_meaning(name: &str) -> bool {
     WITHOUT_MEANING.binary_search(&name).is_ok()
+        || GONE.contains(&name)
+        || GONE_BELOW.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Translates the lines of a `server.properties`:
@@ -306,9 +323,8 @@ pub fn translate(properties: Vec<Property>) -> Translated {
         if last(key).is_some_and(|last| last.line != *line) {
             continue;
         }
-        let mut apply = |name: &str, value: String| {
-            translated.settings.push(Entry { name: name.to_owned(), value, line: *line });
-        };
+        let entry = |name: &str, value: String| Entry { name: name.to_owned(), value, line: *line };
+        let mut apply = |name: &str, value: String| translated.settings.push(entry(name, value));
         match key.as_str() {
             "log.retention.hours" if !has("log.retention.minutes") && !has("log.retention.ms") => {
                 apply("log.retention.ms", in_millis(value, 3_600_000));
@@ -319,7 +335,7 @@ pub fn translate(properties: Vec<Property>) -> Translated {
             "log.roll.hours" if !has("log.roll.ms") => apply("log.roll.ms", in_millis(value, 3_600_000)),
             "broker.id" if !has("node.id") => apply("node.id", value.clone()),
             "log.retention.hours" | "log.retention.minutes" | "log.roll.hours" | "broker.id" => {
-                translated.without_meaning.push(key.clone());
+                translated.without_meaning.push(entry(key, value.clone()));
             }
             "metadata.log.dir" => apply("data.dir", value.clone()),
             "log.dirs" | "log.dir" => {
@@ -340,7 +356,7 @@ pub fn translate(properties: Vec<Property>) -> Translated {
                 });
                 apply(key, kept.collect::<Vec<_>>().join(","));
             }
-            name if is_without_meaning(name) => translated.without_meaning.push(name.to_owned()),
+            name if is_without_meaning(name) => translated.without_meaning.push(entry(name, value.clone())),
             name => apply(name, value.clone()),
         }
     }
@@ -376,6 +392,10 @@ mod tests {
     fn the_names_are_in_order() {
         assert!(WITHOUT_MEANING.is_sorted());
         assert!(is_without_meaning("process.roles") && !is_without_meaning("num.partitions"));
+        assert!(
+            is_without_meaning("confluent.support.metrics.enable") && is_without_meaning("zookeeper.connect")
+        );
+        assert!(!is_without_meaning("min.insync.replicas"));
     }
 
     #[test]
@@ -396,7 +416,8 @@ mod tests {
         let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
         assert_eq!(settings(text), expected);
         let ignored = ["process.roles", "controller.quorum.bootstrap.servers", "controller.listener.names"];
-        assert_eq!(of(text).without_meaning, ignored);
+        let without: Vec<String> = of(text).without_meaning.into_iter().map(|given| given.name).collect();
+        assert_eq!(without, ignored);
         assert_eq!(of(text).settings[0].line, 2);
     }
 

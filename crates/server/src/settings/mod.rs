@@ -3,6 +3,7 @@
 //! Precedence: flag, then `MAINSTEM_*` environment variable, then file, then default. Every refusal names the setting,
 //! the value, its source and the problem. The broker crate defines the meaning of the broker's settings.
 
+mod files;
 mod kafka;
 mod listeners;
 mod references;
@@ -13,14 +14,12 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use broker::{Config, ConfigError, Kind, Setting};
-use client::properties;
 use disk::Engine;
 
 use crate::arguments::ServerArguments;
-use crate::config_file::{self, Entry};
 pub use listeners::{
     ClientAuthentication, ListenerSettings, OauthSettings, Pem, SaslSettings, SslSettings, TlsVersion,
 };
@@ -259,59 +258,6 @@ impl Settings {
     fn shown(&self, listener: &str, name: &'static str) -> String {
         let given = self.texts.get(&(listener.to_owned(), name));
         given.map_or_else(|| self.text(name), |text| text.shown.clone())
-    }
-
-    fn apply_file(
-        &mut self,
-        path: &Path,
-        environment: &BTreeMap<String, String>,
-    ) -> Result<(), SettingsError> {
-        let entries = self.read_file(path)?;
-        entries.iter().try_for_each(|entry| self.apply_entry(path, entry, environment))
-    }
-
-    fn apply_entry(
-        &mut self,
-        path: &Path,
-        entry: &Entry,
-        environment: &BTreeMap<String, String>,
-    ) -> Result<(), SettingsError> {
-        let source = Source::File { path: path.to_owned(), line: entry.line };
-        self.apply(&entry.name, &entry.value, source, environment)
-    }
-
-    /// The settings of a file: of Kafka's if it is called `*.properties`, otherwise TOML.
-    fn read_file(&mut self, path: &Path) -> Result<Vec<Entry>, SettingsError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| SettingsError::Unreadable { path: path.to_owned(), error })?;
-        if path.extension().is_some_and(|end| end == "properties") {
-            let kafka::Translated { settings, without_meaning } = kafka::translate(properties::lines(&text));
-            self.without_meaning = without_meaning;
-            return Ok(settings);
-        }
-        config_file::parse(&text).map_err(|error| SettingsError::Toml {
-            path: path.to_owned(),
-            line: error.line,
-            problem: error.problem,
-        })
-    }
-
-    /// Everything that is wrong with a file by itself, and the names in it that mean nothing here.
-    pub fn check_file(
-        path: &Path,
-        environment: impl Iterator<Item = (String, String)>,
-    ) -> (Vec<SettingsError>, Vec<String>) {
-        let (mut settings, environment) = (Settings::default(), environment.collect());
-        let entries = match settings.read_file(path) {
-            Ok(entries) => entries,
-            Err(error) => return (vec![error], Vec::new()),
-        };
-        let wrong = |entry: &Entry| settings.apply_entry(path, entry, &environment).err();
-        let mut errors: Vec<SettingsError> = entries.iter().filter_map(wrong).collect();
-        if errors.is_empty() {
-            errors.extend(settings.resolve().err());
-        }
-        (errors, settings.without_meaning)
     }
 
     /// Names of Kafka's settings in the file that mean nothing here.

@@ -1,5 +1,7 @@
 //! Tests of the settings from all sources.
 
+use std::path::Path;
+
 use super::*;
 
 struct Given {
@@ -363,6 +365,20 @@ fn a_file_of_kafkas_is_taken_and_what_means_nothing_here_is_named() {
     assert_eq!(errors[0], "num.partition = 3 (F:1): there is no such setting, did you mean num.partitions?");
     assert!(errors[1].starts_with("log.retention.ms = soon (F:3): "), "{}", errors[1]);
     assert_eq!(given.load().unwrap_err().to_string().replace(&shown, "F"), errors[0]);
+    // What changes nothing here is checked as Kafka does, and names of older versions are known.
+    std::fs::write(&path, "num.io.threads=abc\ncompression.type=brotli\nzookeeper.connect=z:1\n").unwrap();
+    let errors: Vec<String> = check().0.iter().map(|error| error.to_string().replace(&shown, "F")).collect();
+    assert_eq!(errors.len(), 2, "{errors:?}");
+    assert_eq!(errors[0], "num.io.threads = abc (F:1): Not a number of type INT");
+    assert!(
+        errors[1].starts_with("compression.type = brotli (F:2): String must be one of: "),
+        "{}",
+        errors[1]
+    );
+    assert_eq!(given.load().unwrap_err().to_string().replace(&shown, "F"), errors[0]);
+    std::fs::write(&path, "min.insync.replicas=2\ninter.broker.protocol.version=3.4\n").unwrap();
+    assert_eq!(given.load().unwrap().broker.in_sync_min, 2);
+    assert_eq!(check().1, ["inter.broker.protocol.version"]);
     // In TOML, and from other sources, a name must be the server's own.
     assert!(Given::new().file("num.io.threads = 8").load().is_err());
 }

@@ -317,7 +317,17 @@ fn several_topics_are_read_by_a_pattern() {
     child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
     assert_eq!((text.as_str(), child.wait().unwrap().code()), ("found\n", Some(0)));
     let (code, _, errors) = server.try_run("consume --pattern (", "");
-    assert!(code == Some(1) && errors.contains("( is no regular expression"), "{errors}");
+    assert!(code == Some(2) && errors.contains("( is no regular expression"), "{errors}");
+    // What a command finds wrong in its arguments is told apart from what failed.
+    for arguments in ["consume bills --template %z", "topic list --command-config /none"] {
+        let (code, _, errors) = server.try_run(arguments, "");
+        assert_eq!(code, Some(2), "{arguments}: {errors}");
+    }
+    let (code, _, errors) = MAINSTEM.run(&["generate", "grafana", "none"], "");
+    assert!(code == Some(2) && errors.contains("there is no dashboard none"), "{errors}");
+    assert_eq!(server.run("consume bills --from -2h --to -1h", ""), "");
+    let sent = server.run("produce bills --output json", "a\nb\n");
+    assert_eq!(sent, "{\"records\":2,\"topic\":\"bills\"}\n");
     server.stop();
 }
 

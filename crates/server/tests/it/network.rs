@@ -49,6 +49,23 @@ fn refusal(directory: &Path, settings: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), last)
 }
 
+#[test]
+fn a_file_is_checked_as_a_start_checks_it() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("server.properties");
+    let check = |text: &str| {
+        fs::write(&path, text).unwrap();
+        MAINSTEM.run(&["config", "--check", path.to_str().unwrap()], "")
+    };
+    let open = "process.roles=broker\nlisteners=PLAINTEXT://:29092\n";
+    let (code, _, errors) = check(open);
+    assert!(code == Some(2) && errors.contains("can be reached from other machines"), "{errors}");
+    let (code, said, errors) = check(&format!("{open}allow.insecure.listeners=true\n"));
+    assert!(code == Some(0) && said.ends_with("the file can be used\n"), "{errors}");
+    let (code, _, errors) = check("listeners=SSL://127.0.0.1:0\nssl.keystore.location=/none.pem\n");
+    assert!(code == Some(2) && errors.contains("/none.pem"), "{errors}");
+}
+
 /// The host and port in the answer to Metadata.
 fn told(mut stream: impl Read + Write) -> (String, i32) {
     let request = MetadataRequest { topics: Some(Vec::new()), ..MetadataRequest::default() };

@@ -10,7 +10,7 @@ use anyhow::Context;
 use clap::CommandFactory;
 
 use self::dashboards::DASHBOARDS;
-use super::{complete, print};
+use super::{Misuse, complete, print};
 use crate::arguments::{Arguments, Generated};
 
 /// Prints what is asked for, or writes its files into a directory.
@@ -20,9 +20,8 @@ pub fn generate(what: &Generated) -> anyhow::Result<()> {
         Generated::Grafana { name: Some(name), .. } => {
             let found = DASHBOARDS.iter().find(|of| of.name == name);
             let names = || DASHBOARDS.iter().map(|of| of.name).collect::<Vec<_>>().join(", ");
-            print(&pretty(
-                found.with_context(|| format!("there is no dashboard {name}; there are {}", names()))?,
-            ))
+            let wrong = || Misuse(format!("there is no dashboard {name}; there are {}", names()));
+            print(&pretty(found.ok_or_else(wrong)?))
         }
         Generated::Grafana { into, .. } => write(into),
         Generated::Man { into } => {
