@@ -58,11 +58,10 @@ const COUNTS: [(Count, &str, &str); Count::ALL.len()] = [
         "Partitions that fetches looked at in vain, but for errors that clients are expected to meet",
     ),
 ];
-/// The series of a topic, of a partition, of a group's partition and of a group's topic.
+/// The series of a topic, of a partition and of a group's partition.
 const TOPIC_SERIES: usize = COUNTS.len() + 1;
 const PARTITION_SERIES: usize = 9;
 const COMMITTED_SERIES: usize = 3;
-const SUM_SERIES: usize = 2;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct TopicLabel {
@@ -85,12 +84,6 @@ struct CommittedLabel {
     consumergroup: String,
     topic: String,
     partition: i32,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, PartialOrd, Ord, EncodeLabelSet)]
-struct SumLabel {
-    consumergroup: String,
-    topic: String,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -262,14 +255,7 @@ fn encode_groups(
             }
         });
     }
-    let mut sums = BTreeMap::<SumLabel, (i64, i64)>::new();
-    for Committed { label, offset, lag, .. } in &committed {
-        let CommittedLabel { consumergroup, topic, .. } = label.clone();
-        let (offsets, lags) = sums.entry(SumLabel { consumergroup, topic }).or_default();
-        (*offsets, *lags) = (offsets.saturating_add(*offset), lags.saturating_add(*lag));
-    }
     let members = room.take(members, 1);
-    let sums = room.take(sums.into_iter().collect(), SUM_SERIES);
     let committed = room.take(committed, COMMITTED_SERIES);
     let now_ms = broker.now_ms();
     let mut arrivals = arrivals.lock();
@@ -291,25 +277,6 @@ fn encode_groups(
     for of in &committed {
         let seconds = arrivals.age_ms(of.stream, of.offset, now_ms) as f64 / 1000.0;
         ConstGauge::new(seconds).encode(family.encode_family(&of.label)?)?;
-    }
-    type Sum = fn(&(i64, i64)) -> i64;
-    let gauges: [(&str, &str, Sum); SUM_SERIES] = [
-        (
-            "kafka_consumergroup_current_offset_sum",
-            "The sum of the offsets that the group has committed in the topic",
-            |(offsets, _)| *offsets,
-        ),
-        (
-            "kafka_consumergroup_lag_sum",
-            "Records of the topic that the group has not committed yet",
-            |(_, lags)| *lags,
-        ),
-    ];
-    for (name, help, value) in gauges {
-        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (label, sum) in &sums {
-            ConstGauge::new(value(sum)).encode(family.encode_family(label)?)?;
-        }
     }
     let help = "Members of the group";
     let mut family =
