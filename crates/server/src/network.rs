@@ -44,15 +44,7 @@ pub async fn bind_all(settings: &Settings) -> anyhow::Result<Vec<Bound>> {
     for listener in &settings.listeners {
         let socket = bind(&listener.address).await?;
         check_exposure(settings, listener, socket.local_addr()?)?;
-        let keys = match &listener.ssl {
-            Some(ssl) => {
-                let loaded = Keys::load(&listener.name, ssl);
-                let loaded =
-                    loaded.map_err(|problem| anyhow::anyhow!("listener {}: {problem}", listener.name))?;
-                Some(Arc::new(loaded))
-            }
-            None => None,
-        };
+        let keys = load_keys(listener)?.map(Arc::new);
         let log_in = match &listener.sasl {
             Some(sasl) => {
                 check_keys_of_tokens(settings, &sasl.oauth.jwks_url)?;
@@ -72,12 +64,15 @@ pub fn check(settings: &Settings) -> anyhow::Result<()> {
         let resolved = listener.address.to_socket_addrs().map(|mut all| all.next());
         let at = resolved.with_context(|| format!("{} has no address", listener.address))?;
         at.map_or(Ok(()), |at| check_exposure(settings, listener, at))?;
-        if let Some(ssl) = &listener.ssl {
-            let keys = Keys::load(&listener.name, ssl);
-            keys.map_err(|problem| anyhow::anyhow!("listener {}: {problem}", listener.name))?;
-        }
+        load_keys(listener)?;
     }
     Ok(())
+}
+
+/// The keys of a listener that encrypts.
+fn load_keys(listener: &ListenerSettings) -> anyhow::Result<Option<Keys>> {
+    let loaded = listener.ssl.as_ref().map(|ssl| Keys::load(&listener.name, ssl)).transpose();
+    loaded.map_err(|problem| anyhow::anyhow!("listener {}: {problem}", listener.name))
 }
 
 /// Refuses listeners whose traffic others could read, or which others could use without authentication, or warns of them where that is
