@@ -18,6 +18,7 @@ SLIM, KAFKA = f"mainstem:{TAG}", f"mainstem:{TAG}-kafka"
 BUILD_SECONDS, COMMAND_SECONDS, START_SECONDS = 300, 60, 30
 # What is inherited may be above what this process may give to another.
 LIMITS = ("--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096")
+HOST = ("--network", "host", "--cgroups=disabled")
 INSIDE = "IMAGE_TEST_INSIDE"
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -63,8 +64,12 @@ class Podman:
             assert done.returncode == 0, f"podman {' '.join(map(str, arguments))}: {complaint(done.stderr)}"
         return done
 
+    def run(self, image, *options, command=(), check=True):
+        """Runs a container to its end. The log of one that ends at once may be written after podman calls it ended."""
+        return self.ask("run", "--rm", *HOST, *LIMITS, *options, image, *command, check=check)
+
     def try_to_run(self):
-        done = self.ask("run", "--rm", "--network", "host", "--cgroups=disabled", *LIMITS, SLIM, "version", check=False)
+        done = self.run(SLIM, command=("version",), check=False)
         if done.returncode != 0 or not done.stdout.startswith("mainstem "):
             raise Unusable(complaint(done.stderr))
 
@@ -78,8 +83,7 @@ class Podman:
         name = f"mainstem-test-{len(self.containers)}"
         container = Container(self, name)
         self.containers.append(container)
-        arguments = ["podman", *how, "--name", name, "--network", "host", "--cgroups=disabled", *LIMITS, *options,
-                     image, *command]
+        arguments = ["podman", *how, "--name", name, *HOST, *LIMITS, *options, image, *command]
         done = subprocess.run([*prefix, *arguments], env=self.environment, text=True, capture_output=True, timeout=COMMAND_SECONDS,
                               check=False)
         assert done.returncode == 0, complaint(done.stderr)
