@@ -74,6 +74,7 @@ requests! {
     WriteTxnMarkers WriteTxnMarkersRequest WriteTxnMarkersResponse 1..=1;
     DescribeLogDirs DescribeLogDirsRequest DescribeLogDirsResponse 1..=5;
     DeleteRecords DeleteRecordsRequest DeleteRecordsResponse 0..=2;
+    AlterPartitionReassignments AlterPartitionReassignmentsRequest AlterPartitionReassignmentsResponse 0..=1;
 }
 
 #[cfg(test)]
@@ -83,7 +84,7 @@ mod tests {
     #[test]
     fn our_versions_are_ones_that_the_wire_has() {
         let rows = rows();
-        assert_eq!(rows.len(), 36);
+        assert_eq!(rows.len(), 37);
         for (name, ours, wires) in rows {
             for versions in wires {
                 assert!(versions.contains(ours.start()) && versions.contains(ours.end()), "{name} {ours:?}");

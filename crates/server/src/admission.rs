@@ -9,25 +9,22 @@
 //! reconnects at once therefore costs no more than one that waits. Beyond the rate of the whole server, no connection
 //! is accepted for a while.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use broker::{Rate, Window};
+use broker::{Config, Rate, Window};
 
 /// The quota of new connections of an address. Returns the time that a connection over the quota must wait.
 pub type AddressQuota = Box<dyn Fn(IpAddr) -> Option<Duration> + Send + Sync>;
 
 /// The bounds of admission.
 pub struct Rules {
-    /// `max.connections`.
-    pub connections_max: usize,
-    /// `max.connections.per.ip`, and its overrides.
-    pub per_address_max: usize,
-    pub overrides: BTreeMap<IpAddr, usize>,
-    /// `max.connection.creation.rate`, per second, over this window.
-    pub rate_max: f64,
+    /// The settings in force: `max.connections`, `max.connections.per.ip` and its overrides, `max.connection.creation.rate`, which
+    /// clients may change.
+    pub now: Box<dyn Fn() -> Arc<Config> + Send + Sync>,
+    /// The window of that rate.
     pub window: Window,
     pub quota: AddressQuota,
 }
@@ -83,7 +80,9 @@ impl Admission {
     /// Admits a connection from `address`, or returns the reason against it.
     pub fn admit(self: &Arc<Admission>, address: IpAddr) -> Result<Admitted, Rejection> {
         let address = address.to_canonical();
-        if self.lock().connections >= self.rules.connections_max {
+        let now = (self.rules.now)();
+        let connections_max = count_of(now.connections_max);
+        if self.lock().connections >= connections_max {
             return Err(Rejection::Full);
         }
         if let Some(wait) = (self.rules.quota)(address) {
@@ -91,10 +90,11 @@ impl Admission {
         }
         let mut open = self.lock();
         // The bound is checked again under the lock, because another listener may have been faster.
-        if open.connections >= self.rules.connections_max {
+        if open.connections >= connections_max {
             return Err(Rejection::Full);
         }
-        let max = self.rules.overrides.get(&address).copied().unwrap_or(self.rules.per_address_max);
+        let own = now.connections_per_address.of(address);
+        let max = own.unwrap_or(count_of(now.connections_per_address_max));
         let held = open.by_address.get(&address).copied().unwrap_or(0);
         if held >= max {
             return Err(Rejection::Address);
@@ -107,15 +107,20 @@ impl Admission {
     /// Counts a new connection. Returns the time during which no further connection may be accepted, if the rate is
     /// exceeded.
     pub fn count(&self) -> Option<Duration> {
-        if self.rules.rate_max >= f64::from(i32::MAX) {
+        let rate_max = (self.rules.now)().connection_rate_max;
+        if rate_max == i32::MAX {
             return None;
         }
         let mut open = self.lock();
         let now_ms = i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX);
         open.rate.record(self.rules.window, 1.0, now_ms);
-        let wait_ms = open.rate.throttle_ms(self.rules.window, self.rules.rate_max, now_ms);
+        let wait_ms = open.rate.throttle_ms(self.rules.window, f64::from(rate_max), now_ms);
         (wait_ms > 0).then(|| Duration::from_millis(wait_ms.unsigned_abs()))
     }
+}
+
+fn count_of(setting: i32) -> usize {
+    usize::try_from(setting).unwrap_or(0)
 }
 
 impl Drop for Admitted {
@@ -135,12 +140,19 @@ impl Drop for Admitted {
 mod tests {
     use super::*;
 
-    fn rules() -> Rules {
-        Rules {
+    fn config() -> Config {
+        Config {
             connections_max: 4,
-            per_address_max: 2,
-            overrides: BTreeMap::from([("10.0.0.9".parse().unwrap(), 3)]),
-            rate_max: f64::from(i32::MAX),
+            connections_per_address_max: 2,
+            connections_per_address: "10.0.0.9:3".parse().unwrap(),
+            ..Config::default()
+        }
+    }
+
+    fn rules() -> Rules {
+        let config = Arc::new(config());
+        Rules {
+            now: Box::new(move || config.clone()),
             window: Window { samples: 11, sample_ms: 1000 },
             quota: Box::new(|_| None),
         }
@@ -162,6 +174,21 @@ mod tests {
     }
 
     #[test]
+    fn bounds_change_while_connections_are_open() {
+        let bound = Arc::new(Mutex::new(Arc::new(config())));
+        let read = bound.clone();
+        let now = Box::new(move || read.lock().unwrap().clone());
+        let admission = Arc::new(Admission::new(Rules { now, ..rules() }));
+        let admit = |address: &str| admission.admit(address.parse().unwrap());
+        let _two = [admit("10.0.0.1").unwrap(), admit("10.0.0.1").unwrap()];
+        assert_eq!(admit("10.0.0.1").unwrap_err(), Rejection::Address);
+        *bound.lock().unwrap() = Arc::new(Config { connections_per_address_max: 3, ..config() });
+        let _third = admit("10.0.0.1").unwrap();
+        *bound.lock().unwrap() = Arc::new(Config { connections_max: 1, ..config() });
+        assert_eq!(admit("10.0.0.2").unwrap_err(), Rejection::Full);
+    }
+
+    #[test]
     fn who_is_over_its_quota_is_not_counted() {
         let quota =
             |address: IpAddr| (address == IpAddr::from([10, 0, 0, 1])).then(|| Duration::from_millis(5));
@@ -174,7 +201,8 @@ mod tests {
 
     #[test]
     fn past_the_rate_the_server_waits() {
-        let admission = Admission::new(Rules { rate_max: 2.0, ..rules() });
+        let slow = Arc::new(Config { connection_rate_max: 2, ..config() });
+        let admission = Admission::new(Rules { now: Box::new(move || slow.clone()), ..rules() });
         let waits: Vec<bool> = (0..30).map(|_| admission.count().is_some()).collect();
         // A whole window of connections is admitted at once.
         assert_eq!(waits.iter().filter(|wait| !**wait).count(), 20);

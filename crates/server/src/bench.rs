@@ -20,13 +20,15 @@ use disk::Engine;
 use hdrhistogram::Histogram;
 use model::batch::BatchHeader;
 use model::{Compression, Offset, StreamId, Timestamp};
+use serde_json::{Value, json};
 use storage::{
     AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, Log, Options, SystemClock,
 };
 use wire::Bytes;
 use wire::records::BatchBuilder;
 
-use crate::arguments::{BenchStoreArguments, DurabilityChoice};
+use crate::arguments::{BenchStoreArguments, DurabilityChoice, Output};
+use crate::commands;
 use crate::process::cpu_seconds;
 use crate::settings::parse_engine;
 
@@ -50,15 +52,19 @@ pub fn run(arguments: &BenchStoreArguments) -> anyhow::Result<()> {
     let engine = parse_engine(&arguments.engine).map_err(|problem| anyhow::anyhow!("--engine: {problem}"))?;
     let parent = &arguments.data_dir;
     fs::create_dir_all(parent).with_context(|| format!("{} cannot be created", parent.display()))?;
-    println!(
-        "appends of {} bytes, {} in flight, {:?}, {} s after {} s of warm-up",
-        arguments.append_bytes,
-        arguments.depth,
-        arguments.durability,
-        arguments.seconds,
-        WARM_UP.as_secs()
-    );
-    println!("{}", Outcome::HEADING);
+    let text = arguments.shown.output == Output::Text;
+    if text {
+        println!(
+            "appends of {} bytes, {} in flight, {:?}, {} s after {} s of warm-up",
+            arguments.append_bytes,
+            arguments.depth,
+            arguments.durability,
+            arguments.seconds,
+            WARM_UP.as_secs()
+        );
+        println!("{}", Outcome::HEADING);
+    }
+    let mut runs = Vec::new();
     let mut best: Option<Outcome> = None;
     for &streams in &arguments.streams {
         let directory = Directory::create(parent)?;
@@ -66,22 +72,36 @@ pub fn run(arguments: &BenchStoreArguments) -> anyhow::Result<()> {
         let used = format!("{:?}", disk.engine()).to_lowercase();
         let outcome = Bench::new(Arc::new(disk), streams, &Shape::of(arguments))?.run(arguments)?;
         let age = if outcome.young { ", young log" } else { "" };
-        println!("{}", outcome.to_line(&format!("mainstem, {streams} streams, {used}{age}")));
+        if text {
+            println!("{}", outcome.to_line(&format!("mainstem, {streams} streams, {used}{age}")));
+        }
+        runs.push(outcome.to_json(json!({"streams": streams, "engine": used, "young": outcome.young})));
         if best.as_ref().is_none_or(|best| best.bytes_per_second < outcome.bytes_per_second) {
             best = Some(outcome);
         }
     }
+    let mut fio_run = Value::Null;
     if arguments.fio {
         let directory = Directory::create(parent)?;
         let fio = run_fio(&directory.0, arguments)?;
-        println!("{}", fio.to_line("fio"));
-        if let Some(best) = best {
+        fio_run = fio.to_json(json!({}));
+        if text {
+            println!("{}", fio.to_line("fio"));
+        }
+        if let Some(best) = best.filter(|_| text) {
             println!(
                 "mainstem / fio: {:.2} of the throughput, {:.2} of the p99",
                 best.bytes_per_second / fio.bytes_per_second,
                 best.micros[1] / fio.micros[1]
             );
         }
+    }
+    if !text {
+        let found = json!({
+            "append_bytes": arguments.append_bytes, "in_flight": arguments.depth,
+            "durability": format!("{:?}", arguments.durability).to_lowercase(), "runs": runs, "fio": fio_run,
+        });
+        commands::print(&format!("{found}\n"))?;
     }
     Ok(())
 }
@@ -152,6 +172,24 @@ impl Outcome {
             self.cpu_seconds / self.seconds * 100.0,
             self.cpu_seconds / gigabytes,
         )
+    }
+
+    /// The same in JSON, beside what the object has already.
+    fn to_json(&self, mut object: Value) -> Value {
+        let [p50, p99, p999, max] = self.micros;
+        for (name, number) in [
+            ("appends_per_second", self.per_second),
+            ("bytes_per_second", self.bytes_per_second),
+            ("p50_us", p50),
+            ("p99_us", p99),
+            ("p999_us", p999),
+            ("max_us", max),
+            ("cpu_seconds", self.cpu_seconds),
+            ("seconds", self.seconds),
+        ] {
+            object[name] = number.into();
+        }
+        object
     }
 }
 
@@ -405,6 +443,7 @@ fn fio_outcome(json: &[u8], seconds: f64) -> anyhow::Result<Outcome> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arguments::Shown;
 
     #[test]
     fn a_short_run_measures_and_cleans_up() {
@@ -419,6 +458,7 @@ mod tests {
             durability: DurabilityChoice::Synced,
             engine: "plain".into(),
             fio: false,
+            shown: Shown { output: Output::Text },
         };
         let directory = Directory::create(parent.path()).unwrap();
         let disk = disk::open_directory(&directory.0, disk::Engine::Plain).unwrap();

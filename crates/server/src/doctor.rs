@@ -4,7 +4,7 @@
 //! run beside it.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
@@ -80,6 +80,7 @@ pub fn run(asked: &ServerArguments, output: Output) -> anyhow::Result<()> {
     }
     let logs = settings.log_directories();
     for directory in &directories {
+        let _missing = Missing::of(directory);
         match look_into(directory) {
             Ok(found) => findings.extend(found),
             Err(finding) => {
@@ -101,6 +102,24 @@ pub fn run(asked: &ServerArguments, output: Output) -> anyhow::Result<()> {
         bail!("{bad} of {} checks found what a server cannot do without", findings.len());
     }
     Ok(())
+}
+
+/// Directories that are missing, the lowest first. They are made to be measured and removed on drop, since they may belong to another
+/// user than the server's.
+struct Missing(Vec<PathBuf>);
+
+impl Missing {
+    fn of(directory: &Path) -> Missing {
+        let missing = directory.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
+        Missing(missing.map(ToOwned::to_owned).collect())
+    }
+}
+
+impl Drop for Missing {
+    fn drop(&mut self) {
+        // A directory that somebody else uses meanwhile is not empty, unless it was taken at this very moment.
+        self.0.iter().for_each(|path| drop(fs::remove_dir(path)));
+    }
 }
 
 fn to_text(findings: &[Finding]) -> String {
@@ -352,14 +371,14 @@ mod tests {
     #[test]
     fn a_directory_is_measured() {
         let parent = tempfile::tempdir().unwrap();
-        let findings = look_into(&parent.path().join("data")).unwrap();
+        let missing = Missing::of(&parent.path().join("deep/data"));
+        let findings = look_into(&parent.path().join("deep/data")).unwrap();
         assert_eq!(findings.len(), 2);
+        drop(missing);
         let measured = engine_and_latency(parent.path(), Engine::Auto);
         assert!(measured.iter().all(|finding| finding.state != State::Bad), "{measured:?}");
         assert!(measured[1].found.contains("for the device alone"), "{measured:?}");
-        let left: Vec<_> =
-            fs::read_dir(parent.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        assert_eq!(left, ["data"]);
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
         let file = parent.path().join("file");
         fs::write(&file, "").unwrap();
         assert_eq!(look_into(&file.join("data")).unwrap_err().state, State::Bad);

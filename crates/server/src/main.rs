@@ -42,7 +42,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use arguments::{Arguments, Command, ConfigArguments, ServerArguments};
+use arguments::{Arguments, Command, ConfigArguments, Output, ServerArguments};
 use settings::{Settings, SettingsError};
 
 /// The exit code for an invalid configuration, equal to that for invalid arguments.
@@ -54,14 +54,18 @@ fn main() -> ExitCode {
     match arguments.command {
         None => serve(&arguments.server),
         Some(Command::Serve(server)) => serve(&server),
-        Some(Command::Config(ConfigArguments { check: Some(file), .. })) => check(&file),
+        Some(Command::Config(ConfigArguments { check: Some(file), shown, .. })) => check(&file, shown.output),
         Some(Command::Config(asked)) => match Settings::load(&asked.server, std::env::vars()) {
-            Ok(settings) => ended(commands::print(&settings.to_toml(!asked.diff))),
+            Ok(settings) => ended(commands::show(
+                asked.shown.output,
+                || settings.to_toml(!asked.diff),
+                || settings.to_json(!asked.diff),
+            )),
             Err(error) => refused(&error),
         },
-        Some(Command::Doctor { server, output }) => ended(doctor::run(&server, output)),
+        Some(Command::Doctor { server, shown }) => ended(doctor::run(&server, shown.output)),
         Some(Command::Generate { what }) => ended(commands::generate(&what)),
-        Some(Command::Health { admin }) => ended(commands::health(&admin)),
+        Some(Command::Health { admin, shown }) => ended(commands::health(&admin, shown.output)),
         Some(Command::Topic { bootstrap, verb }) => ended(commands::topic(&bootstrap, verb)),
         Some(Command::Group { bootstrap, verb }) => ended(commands::group(&bootstrap, verb)),
         Some(Command::User { bootstrap, data_dir, verb }) => {
@@ -75,19 +79,24 @@ fn main() -> ExitCode {
         Some(Command::Produce(arguments)) => ended(commands::produce(&arguments)),
         Some(Command::Consume(arguments)) => ended(commands::consume(&arguments)),
         // For `log`, a failure is 2, because 1 means damage.
-        Some(Command::Log { verb }) => match commands::log(verb) {
+        Some(Command::Log { shown, verb }) => match commands::log(verb, shown.output) {
             Ok(code) => code,
             Err(error) => failed(error, ExitCode::from(EXIT_CONFIGURATION)),
         },
         Some(Command::Cluster { arguments, verb }) => ended(commands::cluster(&arguments, verb)),
-        Some(Command::Storage { verb }) => ended(commands::storage(&verb)),
+        Some(Command::Storage { shown, verb }) => ended(commands::storage(&verb, shown.output)),
         Some(Command::Restore(arguments)) => match commands::restore(&arguments) {
             Ok(code) => code,
             Err(error) => failed(error, ExitCode::from(EXIT_CONFIGURATION)),
         },
         Some(Command::BenchStore(arguments)) => ended(bench::run(&arguments)),
-        Some(Command::Version) => {
-            ended(commands::print(concat!("mainstem ", env!("CARGO_PKG_VERSION"), "\n")))
+        Some(Command::Version { shown }) => {
+            let version = env!("CARGO_PKG_VERSION");
+            ended(commands::show(
+                shown.output,
+                || format!("mainstem {version}\n"),
+                || serde_json::json!({ "version": version }),
+            ))
         }
     }
 }
@@ -109,25 +118,32 @@ fn serve(arguments: &ServerArguments) -> ExitCode {
 }
 
 /// Prints what is wrong with a configuration file.
-fn check(file: &Path) -> ExitCode {
+fn check(file: &Path, output: Output) -> ExitCode {
     let (errors, without_meaning) = Settings::check_file(file, std::env::vars());
     let mut errors: Vec<anyhow::Error> = errors.into_iter().map(anyhow::Error::from).collect();
     if errors.is_empty() {
         errors.extend(check_listeners(file).err());
     }
-    let mut text = String::new();
-    if !without_meaning.is_empty() {
-        text = format!("no meaning here: {}\n", without_meaning.join(", "));
-    }
-    if errors.is_empty() {
-        text.push_str("the file can be used\n");
-        return ended(commands::print(&text));
-    }
+    let errors: Vec<String> = errors.iter().map(told).collect();
     for error in &errors {
-        eprintln!("mainstem: {}", told(error));
+        eprintln!("mainstem: {error}");
     }
-    let _ = ended(commands::print(&text));
-    ExitCode::from(EXIT_CONFIGURATION)
+    let text = || {
+        let mut text = String::new();
+        if !without_meaning.is_empty() {
+            text = format!("no meaning here: {}\n", without_meaning.join(", "));
+        }
+        if errors.is_empty() {
+            text.push_str("the file can be used\n");
+        }
+        text
+    };
+    let printed = ended(commands::show(
+        output,
+        text,
+        || serde_json::json!({"errors": errors, "no_meaning": without_meaning}),
+    ));
+    if errors.is_empty() { printed } else { ExitCode::from(EXIT_CONFIGURATION) }
 }
 
 /// What only a server that starts with the file would find, and the environment may allow: listeners that others can reach, and keys.

@@ -163,15 +163,11 @@ pub async fn bind(address: &str) -> anyhow::Result<TcpSocket> {
 }
 
 /// The state shared by all listeners, from the settings.
-pub fn share(settings: &Settings, broker: &Arc<Broker>) -> Arc<Shared> {
+pub fn share(broker: &Arc<Broker>) -> Arc<Shared> {
     let config = broker.config();
-    let values = settings.values();
-    let quota = broker.clone();
+    let (settings_now, quota) = (broker.clone(), broker.clone());
     let rules = Rules {
-        connections_max: positive(config.connections_max),
-        per_address_max: values.number("max.connections.per.ip"),
-        overrides: settings.connections_per_ip_overrides(),
-        rate_max: values.number("max.connection.creation.rate"),
+        now: Box::new(move || settings_now.config_now()),
         window: Window {
             samples: i64::from(config.quota_samples),
             sample_ms: i64::from(config.quota_sample_seconds) * 1000,
@@ -197,7 +193,7 @@ pub fn start(
     stop: &watch::Receiver<bool>,
 ) -> anyhow::Result<(Vec<String>, JoinSet<()>)> {
     let alone = bound.len() == 1;
-    let (mut addresses, mut tasks) = (Vec::new(), JoinSet::new());
+    let (mut addresses, mut listeners, mut tasks) = (Vec::new(), Vec::new(), JoinSet::new());
     // All listeners listen before the first client is accepted.
     let mut listening: Vec<(TcpListener, Arc<Bounds>, Option<Arc<Sasl>>)> = Vec::new();
     let hashing = Hashing::default();
@@ -205,7 +201,7 @@ pub fn start(
         let listener =
             listener::listen(socket).with_context(|| format!("cannot listen on {}", of.address))?;
         let address = listener.local_addr()?;
-        tracing::info!(listener = of.name, protocol = of.protocol.name(), %address, "listening");
+        listeners.push(format!("{}://{address} ({})", of.name, of.protocol.name()));
         addresses.push(if alone { address.to_string() } else { format!("{}://{address}", of.name) });
         if let Some(keys) = keys.clone() {
             tokio::spawn(keys.watch());
@@ -217,6 +213,7 @@ pub fn start(
     if listening.is_empty() {
         bail!("there is no listener");
     }
+    tracing::info!(listeners = listeners.join(", "), "listening");
     for (listener, bounds, sasl) in listening {
         let broker = broker.clone();
         match sasl {

@@ -82,7 +82,7 @@ async fn serve(settings: Settings, exported: otlp::Settings) -> anyhow::Result<(
     tokio::spawn(give_memory_back(broker.memory_freed()));
     let broker_seen = broker.clone();
     admin.watch(move || broker_seen.failure());
-    let shared = network::share(&settings, &broker);
+    let shared = network::share(&broker);
     let report = Report::default();
     admin.register(|registry| {
         broker.register_metrics(registry);

@@ -45,7 +45,7 @@ pub use cleaner::{CompactError, Compaction, RewriteError, RewriteReport, Rewrite
 pub use log::{Log, Statistics};
 #[cfg(feature = "stepped")]
 pub use options::Mutation;
-pub use options::{Clock, Options, SystemClock};
+pub use options::{Clock, Options, SystemClock, Tuning};
 pub use reader::{Batches, ReadDone, ReadError, ReadRequest, ReadStep};
 pub use recovery::{OpenError, RecoveryReport};
 pub use request::{

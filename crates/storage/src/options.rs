@@ -1,5 +1,8 @@
 //! The settings and the clock of a log.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
 use crate::epochs::Owned;
 
 /// Time for the log. The caller hands it in, so that tests control it.
@@ -31,6 +34,42 @@ impl Clock for SystemClock {
     }
 }
 
+/// Settings that may change while logs are open, and hold for all of them.
+#[derive(Debug)]
+pub struct Tuning {
+    producer_expiry_ms: AtomicI64,
+    cleaner_bytes_per_second: AtomicU64,
+}
+
+impl Default for Tuning {
+    fn default() -> Tuning {
+        Tuning { producer_expiry_ms: (24 * 3600 * 1000).into(), cleaner_bytes_per_second: 0.into() }
+    }
+}
+
+impl Tuning {
+    /// Idempotent producers are forgotten after this many milliseconds without an append (`producer.id.expiration.ms`).
+    pub fn producer_expiry_ms(&self) -> i64 {
+        self.producer_expiry_ms.load(Ordering::Relaxed)
+    }
+
+    /// Sets it for all logs.
+    pub fn set_producer_expiry_ms(&self, ms: i64) {
+        self.producer_expiry_ms.store(ms, Ordering::Relaxed);
+    }
+
+    /// Upper bound of the bytes a second that the cleaner and compaction read and write
+    /// (`log.cleaner.io.max.bytes.per.second`); 0 for no limit.
+    pub fn cleaner_bytes_per_second(&self) -> u64 {
+        self.cleaner_bytes_per_second.load(Ordering::Relaxed)
+    }
+
+    /// Sets it for all logs.
+    pub fn set_cleaner_bytes_per_second(&self, bytes: u64) {
+        self.cleaner_bytes_per_second.store(bytes, Ordering::Relaxed);
+    }
+}
+
 /// Settings of a log; values, not components.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -48,16 +87,13 @@ pub struct Options {
     pub readers_bytes: usize,
     /// Bound in bytes of the cache of sealed batch indexes.
     pub index_cache_bytes: usize,
-    /// Idempotent producers are forgotten after this many milliseconds without an append (`producer.id.expiration.ms`).
-    pub producer_expiry_ms: i64,
+    /// Settings that may change while the log is open.
+    pub tuning: Arc<Tuning>,
     /// Bytes of the disk that stay free: no new segment uses them.
     pub reserve_bytes: u64,
     /// The id of a new log; an existing log keeps its own. It is random, because it seeds numbers that clients must not
     /// guess.
     pub log_id: u128,
-    /// Upper bound of the bytes a second that the cleaner and compaction read and write
-    /// (`log.cleaner.io.max.bytes.per.second`); 0 for no limit.
-    pub cleaner_bytes_per_second: u64,
     /// A segment is cleaned only after little of it has died for this many milliseconds. Records that expire soon are
     /// not worth copying.
     pub cleaner_patience_ms: i64,
@@ -120,10 +156,9 @@ impl Default for Options {
             region_cache_bytes: 64 * 1024 * 1024,
             readers_bytes: 64 * 1024 * 1024,
             index_cache_bytes: 32 * 1024 * 1024,
-            producer_expiry_ms: 24 * 3600 * 1000,
+            tuning: Arc::default(),
             reserve_bytes: 256 * 1024 * 1024,
             log_id: 0,
-            cleaner_bytes_per_second: 0,
             cleaner_patience_ms: 120_000,
             cold_threads: 2,
             object_threads: 8,

@@ -51,16 +51,27 @@ impl Pacer {
         if !self.paced {
             return Ok(());
         }
-        let took = begun.elapsed();
-        let mut rest = self.rest_after(took, REST_MAX);
-        let limit = self.shared.options.cleaner_bytes_per_second;
-        if limit > 0 {
-            let due = Duration::from_secs_f64(bytes as f64 / limit as f64);
-            rest = rest.max(due.saturating_sub(took));
-        }
+        let rest = self.rest_after(begun.elapsed(), REST_MAX);
         if !rest.is_zero() {
             std::thread::sleep(rest);
         }
+        // The limit may be raised, and the log closed, while a small one is kept to.
+        while let Some(rest) = self.due(bytes, begun) {
+            if self.shared.cleaner_stops() {
+                return Err(Stopped);
+            }
+            std::thread::sleep(rest.min(REST_MAX));
+        }
         Ok(())
+    }
+
+    /// How long a piece of work on `bytes` has to last still, by the limit in force.
+    fn due(&self, bytes: usize, begun: Instant) -> Option<Duration> {
+        let limit = self.shared.options.tuning.cleaner_bytes_per_second();
+        if limit == 0 {
+            return None;
+        }
+        let due = Duration::from_secs_f64(bytes as f64 / limit as f64);
+        Some(due.saturating_sub(begun.elapsed())).filter(|rest| !rest.is_zero())
     }
 }

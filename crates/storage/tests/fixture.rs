@@ -24,7 +24,7 @@ use storage::epochs::Epochs;
 use storage::restore::{Asking, KnownBounds, Restore, restore};
 use storage::{
     Append, AppendError, Bounds, Compaction, Completion, Durability, Log, NoListener, Options, ReadRequest,
-    Rewriter, Rewritten, SystemClock,
+    Rewriter, Rewritten, SystemClock, Tuning,
 };
 
 const SECONDS: i64 = 1_700_000_000_000;
@@ -88,6 +88,9 @@ fn pack(what: &str, files: &[(String, Vec<u8>)]) {
 }
 
 fn options() -> Options {
+    // The fixture grows old, but its producer must not expire.
+    let tuning = Tuning::default();
+    tuning.set_producer_expiry_ms(i64::MAX / 2);
     Options {
         segment_bytes: 1 << 20,
         object_bytes: 256 << 10,
@@ -95,8 +98,7 @@ fn options() -> Options {
         diskless_interval_ms: 500,
         reserve_bytes: 0,
         log_id: 0xfeed,
-        // The fixture grows old, but its producer must not expire.
-        producer_expiry_ms: i64::MAX / 2,
+        tuning: Arc::new(tuning),
         ..Options::default()
     }
 }

@@ -213,7 +213,12 @@ fn check(broker: &Broker, kind: ResourceKind, name: &str, overrides: &Overrides)
     match kind {
         ResourceKind::Broker => {
             check_broker_configs(overrides, &broker.configs.set_by_clients(), name.is_empty())?;
-            check_local_retention(&broker.configs.with(name, overrides))
+            let whole = broker.configs.with(name, overrides);
+            if let Some(problem) = whole.connections_problem() {
+                let why = format!("requirement failed: {problem}");
+                return Err(Failure::because(ErrorCode::InvalidRequest, why));
+            }
+            check_local_retention(&whole)
         }
         ResourceKind::Group => check_group_configs(overrides, &broker.configs.now()),
         ResourceKind::ClientMetrics => Subscription::new(name, overrides).map(drop),

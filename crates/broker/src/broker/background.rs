@@ -65,13 +65,14 @@ impl Broker {
     /// Applies every topic's retention, and removes idle producers.
     fn apply_retention(self: &Arc<Self>) {
         let now_ms = self.now_ms();
+        let producer_expiry_ms = i64::from(self.configs.now().producer_expiry_ms);
         self.maintain_transaction_indexes();
         self.quotas.expire();
         self.authorizer.audit().expire();
         for topic in self.topics.all() {
             let (config, partitions) = (topic.config(), topic.partitions());
             for partition in partitions.iter() {
-                partition.expire_producers(now_ms - self.config.producer_expiry_ms);
+                partition.expire_producers(now_ms - producer_expiry_ms);
                 if topic.is_internal() {
                     // Compaction alone keeps internal topics small.
                     continue;

@@ -215,8 +215,10 @@ impl Broker {
         let metrics = Arc::new(Metrics::default());
         let clock = Arc::new(SystemClock::default());
         let topics_later = Arc::new(OnceLock::new());
+        let configs = ResourceConfigs::new(metadata.clone(), config.clone());
         let opening = Opening {
             config: config.clone(),
+            tuning: configs.tuning(),
             metrics: metrics.clone(),
             clock: clock.clone(),
             open_storage: Arc::new(Log::open_tiered),
@@ -246,7 +248,6 @@ impl Broker {
             Arc::new(SnapshotWriter::new(bucket, metadata.clone(), logs.clone(), &cluster_id, interval))
         });
         let placement = Arc::new(Placement::alone(config.node_id, config.rack.get()));
-        let configs = ResourceConfigs::new(metadata.clone(), config.clone());
         let topics = Topics::open(metadata.clone(), logs.clone(), configs.clone(), placement.clone());
         assert!(topics_later.set(Arc::downgrade(&topics) as Weak<dyn Streams>).is_ok(), "set once");
         let group_config = GroupConfig {
@@ -472,6 +473,11 @@ impl Broker {
     /// The settings at the start.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The settings in force, with what clients have changed.
+    pub fn config_now(&self) -> Arc<Config> {
+        self.configs.now()
     }
 
     /// The settings of a consumer group of the newer protocol (KIP-848), from its overrides and the broker's settings.

@@ -5,15 +5,15 @@
 
 mod classes;
 pub mod resource_setting;
+mod values;
 
 use std::fmt::Display;
 use std::str::FromStr;
 
 use model::TimestampType;
-use wire::Text;
 
 pub use self::classes::{AuthorizerClass, ReplicaSelector};
-use crate::caller::Principal;
+pub use self::values::{ByteRate, CleanupPolicy, ConnectionsPerAddress, OptionalText, SuperUsers};
 use crate::resources::memory::tail_cache_bytes_default;
 
 /// The reason why a setting is refused.
@@ -116,6 +116,14 @@ impl Typed for f64 {
     const KIND: Kind = Kind::Double;
 }
 
+impl Typed for ByteRate {
+    const KIND: Kind = Kind::Double;
+}
+
+impl Typed for ConnectionsPerAddress {
+    const KIND: Kind = Kind::String;
+}
+
 impl Typed for CleanupPolicy {
     const KIND: Kind = Kind::List;
 }
@@ -166,17 +174,31 @@ impl Setting {
     /// The reason why `value` is not valid for this setting, in the words that Kafka's clients know. `None` if it is
     /// valid.
     pub fn problem(&self, value: &str) -> Option<String> {
-        Config::default().set(self.name, value).err()?;
+        let error = Config::default().set(self.name, value).err()?;
         let (min, max) = &self.bounds;
         let below = value.trim().parse::<f64>().ok() < min.parse().ok();
         let why = match self.kind.problem(value) {
             Some(why) => why.to_owned(),
             None if self.kind == Kind::List => "String must be one of: compact, delete".to_owned(),
+            None if self.kind == Kind::String && min == max => match error {
+                ConfigError::Invalid { problem, .. } => problem,
+                error => error.to_string(),
+            },
             None if self.kind == Kind::String => format!("String must be one of: {min}, {max}"),
             None if below => format!("Value must be at least {min}"),
             None => format!("Value must be no more than {max}"),
         };
         Some(format!("Invalid value {value} for configuration {}: {why}", self.name))
+    }
+}
+
+impl Config {
+    /// What is wrong with bounds of connections that are valid one by one (Kafka's `KafkaConfig`).
+    pub fn connections_problem(&self) -> Option<&'static str> {
+        let nobody = self.connections_per_address_max == 0 && self.connections_per_address.is_empty();
+        nobody.then_some(
+            "max.connections.per.ip can be set to zero only if max.connections.per.ip.overrides property is set.",
+        )
     }
 }
 
@@ -190,122 +212,6 @@ where
         return Err(invalid(format!("it must be from {min} to {max}")));
     }
     Ok(parsed)
-}
-
-/// The default treatment of old records.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub enum CleanupPolicy {
-    /// Old records are deleted.
-    #[default]
-    Delete,
-    /// Only the newest record of each key stays.
-    Compact,
-    /// Both: old records are deleted, and older records of a key are compacted.
-    CompactAndDelete,
-}
-
-impl FromStr for CleanupPolicy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<CleanupPolicy, String> {
-        let mut words: Vec<&str> = text.split(',').map(str::trim).collect();
-        words.sort_unstable();
-        match words[..] {
-            ["delete"] => Ok(CleanupPolicy::Delete),
-            ["compact"] => Ok(CleanupPolicy::Compact),
-            ["compact", "delete"] => Ok(CleanupPolicy::CompactAndDelete),
-            _ => Err("it must be delete, compact, or compact,delete".into()),
-        }
-    }
-}
-
-impl Display for CleanupPolicy {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            CleanupPolicy::Delete => "delete",
-            CleanupPolicy::Compact => "compact",
-            CleanupPolicy::CompactAndDelete => "compact,delete",
-        })
-    }
-}
-
-/// Principals that may do everything. Semicolons separate them, because a certificate's subject contains commas.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct SuperUsers(Vec<(String, String)>);
-
-impl SuperUsers {
-    /// The principals.
-    pub fn principals(&self) -> impl Iterator<Item = Principal> {
-        let principal = |(kind, name): &(String, String)| Principal {
-            kind: Text::copied(kind),
-            name: Text::copied(name),
-        };
-        self.0.iter().map(principal)
-    }
-}
-
-/// All values are equal in this order, so the table's bounds hold for each of them.
-impl PartialOrd for SuperUsers {
-    fn partial_cmp(&self, _: &SuperUsers) -> Option<std::cmp::Ordering> {
-        None
-    }
-}
-
-impl FromStr for SuperUsers {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<SuperUsers, String> {
-        let one = |text: &str| match text.trim().split_once(':') {
-            Some((kind, name)) if !kind.is_empty() && !name.is_empty() => {
-                Ok((kind.to_owned(), name.to_owned()))
-            }
-            _ => Err(format!("{text:?} is not a principal like User:admin")),
-        };
-        text.split(';')
-            .filter(|text| !text.trim().is_empty())
-            .map(one)
-            .collect::<Result<_, _>>()
-            .map(SuperUsers)
-    }
-}
-
-impl Display for SuperUsers {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let all: Vec<String> = self.0.iter().map(|(kind, name)| format!("{kind}:{name}")).collect();
-        f.write_str(&all.join(";"))
-    }
-}
-
-/// A text that says nothing if it is empty.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct OptionalText(String);
-
-impl OptionalText {
-    /// The text; `None` if it is empty.
-    pub fn get(&self) -> Option<&str> {
-        Some(&*self.0).filter(|text| !text.is_empty())
-    }
-}
-
-/// As for [`SuperUsers`].
-impl PartialOrd for OptionalText {
-    fn partial_cmp(&self, _: &OptionalText) -> Option<std::cmp::Ordering> {
-        None
-    }
-}
-
-impl FromStr for OptionalText {
-    type Err = std::convert::Infallible;
-
-    fn from_str(text: &str) -> Result<OptionalText, Self::Err> {
-        Ok(OptionalText(text.to_owned()))
-    }
-}
-
-impl Display for OptionalText {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
 }
 
 fn text<T: Display>(value: T) -> String {
@@ -391,6 +297,14 @@ settings! {
     requests_in_flight_bytes_per_connection: i32 = 67_108_864, "max.in.flight.request.bytes.per.connection", 1024, i32::MAX;
     /// Connections at most.
     connections_max: i32 = 20_000, "max.connections", 1, i32::MAX;
+    /// Connections from one address at most, whatever the listener. In the file the name needs quotes, since the longer one beside
+    /// max.connections is no TOML without.
+    connections_per_address_max: i32 = i32::MAX, "max.connections.per.ip", 0, i32::MAX;
+    /// The same for some addresses: 10.0.0.1:100,[::1]:200.
+    connections_per_address: ConnectionsPerAddress = ConnectionsPerAddress::default(), "max.connections.per.ip.overrides", ConnectionsPerAddress::default(), ConnectionsPerAddress::default();
+    /// Connections taken in a second at most, over all listeners; beyond it clients wait. For single addresses there is the quota
+    /// connection_creation_rate.
+    connection_rate_max: i32 = i32::MAX, "max.connection.creation.rate", 1, i32::MAX;
     /// A connection without a request for so long is closed, in milliseconds.
     connections_max_idle_ms: i64 = 600_000, "connections.max.idle.ms", 1000, i64::MAX;
     /// Most bytes of records in one answer to a fetch.
@@ -427,9 +341,9 @@ settings! {
     cleaner_backoff_ms: i64 = 15_000, "log.cleaner.backoff.ms", 1, i64::MAX;
     /// Bytes of memory for the keys of one partition while it is compacted.
     cleaner_dedupe_bytes: i64 = 134_217_728, "log.cleaner.dedupe.buffer.size", 1_048_576, i64::MAX;
-    /// Bytes a second that the cleaner and compaction read and write at most; 0 for no limit but that they yield to
+    /// Bytes a second that the cleaner and compaction read and write at most; 0, as the default, is no limit but that they yield to
     /// appends.
-    cleaner_bytes_per_second: i64 = 0, "log.cleaner.io.max.bytes.per.second", 0, i64::MAX;
+    cleaner_bytes_per_second: ByteRate = ByteRate::UNLIMITED, "log.cleaner.io.max.bytes.per.second", ByteRate(0.0), ByteRate::UNLIMITED;
     /// A segment is cleaned when little of it expired for so many milliseconds.
     cleaner_patience_ms: i64 = 120_000, "log.cleaner.patience.ms", 0, i64::MAX;
     /// Share of a compacted topic that must be new before it is compacted.
@@ -486,7 +400,7 @@ settings! {
     /// How old the metadata snapshot in the object store may be, in milliseconds, while the metadata or the records change.
     object_snapshot_interval_ms: i64 = 60_000, "object.store.metadata.snapshot.interval.ms", 10, i64::MAX;
     /// Producers that did not write for so long are forgotten, in milliseconds.
-    producer_expiry_ms: i64 = 86_400_000, "producer.id.expiration.ms", 1, i64::MAX;
+    producer_expiry_ms: i32 = 86_400_000, "producer.id.expiration.ms", 1, i32::MAX;
     /// Partitions of __transaction_state.
     transactions_partitions: i32 = 50, "transaction.state.log.num.partitions", 1, 10_000;
     /// The longest time-out that a transactional producer may ask for, in milliseconds.

@@ -15,7 +15,7 @@ use storage::SystemClock;
 use storage::copies::Copies;
 use storage::epochs::Owned;
 use storage::restore::RestoredLog;
-use storage::{AdmitError, AppendError, Clock, Committed, Listener, Log};
+use storage::{AdmitError, AppendError, Clock, Committed, Listener, Log, Tuning};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -118,6 +118,8 @@ pub type AddCopies<'a> = dyn Fn(&Arc<Log>) -> Result<(), storage::OpenError> + '
 pub struct Opening {
     /// The broker's settings.
     pub config: Arc<Config>,
+    /// Those that change while logs are open.
+    pub tuning: Arc<Tuning>,
     /// Counts the commits of all logs.
     pub metrics: Arc<Metrics>,
     /// The clock of all logs.
@@ -189,6 +191,7 @@ impl Opening {
         let open_storage = Arc::new(Log::open_tiered);
         Opening {
             config: Arc::new(config),
+            tuning: Arc::default(),
             metrics,
             clock,
             open_storage,
@@ -246,7 +249,7 @@ impl Opening {
             region_cache_bytes: share_of(bytes_of(config.read_cache_bytes)),
             readers_bytes: share_of(READERS_BYTES).max(READERS_BYTES_MIN),
             index_cache_bytes: share_of(INDEX_CACHE_BYTES),
-            producer_expiry_ms: config.producer_expiry_ms,
+            tuning: self.tuning.clone(),
             reserve_bytes: u64::try_from(config.reserve_bytes).unwrap_or(0),
             log_id: Uuid::new_v4().as_u128(),
             cold_threads: COLD_THREADS,
@@ -260,7 +263,6 @@ impl Opening {
             object_puts: OBJECT_PUTS,
             object_grace_ms: u64::try_from(config.object_delete_delay_ms).unwrap_or(u64::MAX),
             cleaner_patience_ms: config.cleaner_patience_ms,
-            cleaner_bytes_per_second: u64::try_from(config.cleaner_bytes_per_second).unwrap_or(0),
             owned,
             ..storage::Options::default()
         };

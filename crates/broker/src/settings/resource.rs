@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use parking_lot::RwLock;
+use storage::Tuning;
 use wire::ErrorCode;
 
 use crate::config::resource_setting::Overrides;
@@ -28,10 +29,11 @@ const NAME_BYTES_MAX: usize = 1024;
 const VALUES_BYTES_MAX: usize = 64 * 1024;
 
 /// The broker's settings that take effect at run time. In Kafka they are dynamic too.
-const DYNAMIC: [&str; 17] = [
+const DYNAMIC: [&str; 24] = [
     "log.cleaner.backoff.ms",
     "log.cleaner.dedupe.buffer.size",
     "log.cleaner.delete.retention.ms",
+    "log.cleaner.io.max.bytes.per.second",
     "log.cleaner.max.compaction.lag.ms",
     "log.cleaner.min.cleanable.ratio",
     "log.cleaner.min.compaction.lag.ms",
@@ -45,7 +47,13 @@ const DYNAMIC: [&str; 17] = [
     "log.retention.bytes",
     "log.retention.ms",
     "log.roll.ms",
+    "log.segment.bytes",
+    "max.connection.creation.rate",
+    "max.connections",
+    "max.connections.per.ip",
+    "max.connections.per.ip.overrides",
     "message.max.bytes",
+    "producer.id.expiration.ms",
 ];
 
 /// Whether the broker's setting `name` takes effect at run time.
@@ -92,13 +100,15 @@ pub struct ResourceConfigs {
     start: Arc<Config>,
     /// The broker's settings in force, computed from the image.
     now: RwLock<Arc<Config>>,
+    /// What open logs know of them.
+    tuning: Arc<Tuning>,
 }
 
 impl ResourceConfigs {
     /// Applies the settings in the metadata to the settings that the broker was started with.
     pub fn new(metadata: Arc<Metadata>, start: Arc<Config>) -> Arc<ResourceConfigs> {
         let now = RwLock::new(start.clone());
-        let configs = Arc::new(ResourceConfigs { metadata, start, now });
+        let configs = Arc::new(ResourceConfigs { metadata, start, now, tuning: Arc::default() });
         configs.apply_to_broker();
         let observer = Arc::downgrade(&configs);
         configs.metadata.observe(observer);
@@ -119,6 +129,11 @@ impl ResourceConfigs {
     /// The broker's settings in force.
     pub fn now(&self) -> Arc<Config> {
         self.now.read().clone()
+    }
+
+    /// What of them concerns open logs.
+    pub fn tuning(&self) -> Arc<Tuning> {
+        self.tuning.clone()
     }
 
     /// The settings of this broker, and those for all brokers.
@@ -163,7 +178,10 @@ impl ResourceConfigs {
     /// those over the settings of the start.
     fn apply_to_broker(&self) {
         let [own, all] = self.of_broker();
-        *self.now.write() = Arc::new(self.combined(&own, &all));
+        let now = Arc::new(self.combined(&own, &all));
+        self.tuning.set_producer_expiry_ms(now.producer_expiry_ms.into());
+        self.tuning.set_cleaner_bytes_per_second(now.cleaner_bytes_per_second.bytes());
+        *self.now.write() = now;
     }
 
     /// The broker's settings, if the resource `name` had `overrides`. The empty name stands for all brokers.

@@ -188,7 +188,7 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
     setting(
         "segment.bytes",
         Int,
-        Fixed("1073741824"),
+        Broker("log.segment.bytes"),
         &[],
         "So many new bytes of a compacted topic's partition are due for compaction; partitions share the log's segments.",
     )

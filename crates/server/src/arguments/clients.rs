@@ -20,6 +20,13 @@ pub struct Bootstrap {
     /// A properties file as for Kafka's tools: security.protocol, ssl.*, sasl.*.
     #[arg(long, value_name = "FILE", global = true)]
     pub command_config: Option<PathBuf>,
+    #[command(flatten)]
+    pub shown: Shown,
+}
+
+/// How a command prints what it found or did.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Shown {
     /// How what is found or done is printed.
     #[arg(long, value_enum, default_value = "text", global = true)]
     pub output: Output,
@@ -43,7 +50,7 @@ pub enum TopicVerb {
     Describe {
         /// Which topics [default: all].
         names: Vec<String>,
-        /// Only partitions that lack copies or a leader, of these topics.
+        /// Only partitions of these topics that lack copies or a leader, or only topics with configs of their own.
         #[arg(long, value_enum)]
         only: Option<TopicShown>,
     },
@@ -55,15 +62,20 @@ pub enum TopicVerb {
         #[arg(long)]
         if_exists: bool,
     },
-    /// Change configs; an empty value returns one to its default.
+    /// Change configs, add partitions, move partitions to other brokers.
+    #[command(group = ArgGroup::new("change").required(true).multiple(true).args(["configs", "partitions", "replicas"]))]
     Alter {
-        name: String,
-        /// A topic config; may be repeated.
-        #[arg(long = "config", value_name = "KEY=VALUE", value_parser = key_value, required_unless_present = "partitions")]
+        #[arg(required = true)]
+        names: Vec<String>,
+        /// A topic config; an empty value returns it to its default; may be repeated.
+        #[arg(long = "config", value_name = "KEY=VALUE", value_parser = key_value)]
         configs: Vec<(String, String)>,
-        /// Number of partitions that it shall have.
+        /// Number of partitions that each shall have.
         #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
         partitions: Option<i32>,
+        /// The brokers that a partition shall be on, the leader first; none cancels a move that is going on; may be repeated.
+        #[arg(long, value_name = "PARTITION=BROKER,BROKER", value_parser = partition_replicas)]
+        replicas: Vec<(i32, Vec<i32>)>,
     },
     /// Grow a topic to a number of partitions.
     AddPartitions {
@@ -114,8 +126,20 @@ pub enum TopicShown {
     UnderReplicated,
     /// Fewer copies in sync than min.insync.replicas.
     UnderMinIsr,
+    /// As many copies in sync as min.insync.replicas: with one less, acks=all is refused.
+    AtMinIsr,
     /// No leader.
     Unavailable,
+    /// Topics with configs of their own.
+    Overridden,
+}
+
+fn partition_replicas(text: &str) -> Result<(i32, Vec<i32>), String> {
+    let wrong = || "it must be PARTITION=BROKER,BROKER".to_owned();
+    let number = |text: &str| text.trim().parse().ok().filter(|number| *number >= 0).ok_or_else(wrong);
+    let (partition, brokers) = text.split_once('=').ok_or_else(wrong)?;
+    let brokers = brokers.split(',').filter(|_| !brokers.trim().is_empty());
+    Ok((number(partition)?, brokers.map(number).collect::<Result<_, _>>()?))
 }
 
 #[derive(Debug, Subcommand)]

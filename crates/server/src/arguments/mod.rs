@@ -13,7 +13,7 @@ pub use self::administration::{
 };
 pub use self::clients::{
     Acks, Bootstrap, Codec, ConsumeArguments, Format, GroupVerb, Input, MechanismChoice, OffsetReset, Output,
-    Place, ProduceArguments, TopicCreation, TopicShown, TopicVerb, UserVerb, now_ms,
+    Place, ProduceArguments, Shown, TopicCreation, TopicShown, TopicVerb, UserVerb, now_ms,
 };
 
 /// An event-streaming server that speaks the Kafka protocol.
@@ -42,14 +42,15 @@ pub enum Command {
             env = "MAINSTEM_ADMIN_LISTEN"
         )]
         admin: String,
+        #[command(flatten)]
+        shown: Shown,
     },
     /// Look at what a server needs from this machine, measure its disk, and say what to do: exit code 1 if something is bad.
     Doctor {
         #[command(flatten)]
         server: ServerArguments,
-        /// How what is found is printed.
-        #[arg(long, value_enum, default_value = "text")]
-        output: Output,
+        #[command(flatten)]
+        shown: Shown,
     },
     /// Dashboards, alert rules, manual pages and completions.
     Generate {
@@ -127,11 +128,15 @@ pub enum Command {
     Consume(ConsumeArguments),
     /// Look into a data directory or a bucket without a server, and save what is left of a damaged directory.
     Log {
+        #[command(flatten)]
+        shown: Shown,
         #[command(subcommand)]
         verb: LogVerb,
     },
     /// Look at what the server keeps in an object store.
     Storage {
+        #[command(flatten)]
+        shown: Shown,
         #[command(subcommand)]
         verb: StorageVerb,
     },
@@ -147,7 +152,10 @@ pub enum Command {
     /// Measure the log on a directory, without network and protocol.
     BenchStore(BenchStoreArguments),
     /// Print the version.
-    Version,
+    Version {
+        #[command(flatten)]
+        shown: Shown,
+    },
 }
 
 /// What the server is told; everything else is a setting.
@@ -204,7 +212,7 @@ pub enum LogVerb {
     Inspect {
         #[command(flatten)]
         place: LogPlace,
-        /// As JSON.
+        /// The same as --output json.
         #[arg(long)]
         json: bool,
     },
@@ -322,6 +330,8 @@ pub struct ConfigArguments {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["diff", "config"])]
     pub check: Option<PathBuf>,
     #[command(flatten)]
+    pub shown: Shown,
+    #[command(flatten)]
     pub server: ServerArguments,
 }
 
@@ -334,9 +344,8 @@ pub struct ClusterArguments {
     /// The configuration file of a broker, which says how etcd is reached.
     #[arg(long, value_name = "FILE", global = true)]
     pub config: Option<PathBuf>,
-    /// How what is found or done is printed.
-    #[arg(long, value_enum, default_value = "text", global = true)]
-    pub output: Output,
+    #[command(flatten)]
+    pub shown: Shown,
     /// Any setting of a broker, such as cluster.name; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = key_value, global = true)]
     pub settings: Vec<(String, String)>,
@@ -387,6 +396,8 @@ pub struct RestoreArguments {
     /// Go on where an object is damaged or missing, without the records that cannot be reached then.
     #[arg(long)]
     pub accept_loss: bool,
+    #[command(flatten)]
+    pub shown: Shown,
 }
 
 /// When an append counts as done.
@@ -424,6 +435,8 @@ pub struct BenchStoreArguments {
     /// Also run fio on the same directory and compare.
     #[arg(long)]
     pub fio: bool,
+    #[command(flatten)]
+    pub shown: Shown,
 }
 
 fn key_value(text: &str) -> Result<(String, String), String> {
@@ -442,6 +455,26 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Arguments::command().debug_assert();
+    }
+
+    /// The server and the commands that make files are no commands that find or do something.
+    #[test]
+    fn every_command_can_print_json() {
+        fn leaves(command: &clap::Command, path: String, found: &mut Vec<String>) {
+            let mut below = command.get_subcommands().filter(|below| below.get_name() != "help").peekable();
+            if below.peek().is_none() && command.get_arguments().all(|argument| argument.get_id() != "output")
+            {
+                found.push(path.clone());
+            }
+            below.for_each(|below| leaves(below, format!("{path} {}", below.get_name()), found));
+        }
+        let mut command = Arguments::command();
+        command.build();
+        let mut without = Vec::new();
+        leaves(&command, String::new(), &mut without);
+        let files =
+            ["grafana", "prometheus-rules", "man", "completions"].map(|what| format!(" generate {what}"));
+        assert_eq!(without, [vec![" serve".to_owned()], files.to_vec()].concat());
     }
 
     #[test]

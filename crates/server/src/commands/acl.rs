@@ -23,7 +23,7 @@ const CLUSTER_NAME: &str = "kafka-cluster";
 
 /// Runs the command against a server.
 pub fn acl(bootstrap: &Bootstrap, verb: AclVerb) -> anyhow::Result<()> {
-    let (mut cluster, output) = (connect(bootstrap)?, bootstrap.output);
+    let (mut cluster, output) = (connect(bootstrap)?, bootstrap.shown.output);
     match verb {
         AclVerb::List(filter) => {
             let table = table(&found(&mut cluster, &filter)?);

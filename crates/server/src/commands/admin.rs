@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use super::print;
+use serde_json::json;
+
+use super::show;
+use crate::arguments::Output;
 
 /// The variable with the token of the admin listener.
 pub const TOKEN: &str = "MAINSTEM_ADMIN_TOKEN";
@@ -57,14 +60,16 @@ pub fn metrics(address: &str) -> anyhow::Result<String> {
 }
 
 /// Fails if clients cannot connect to the server, or its logs take no records.
-pub fn health(address: &str) -> anyhow::Result<()> {
+pub fn health(address: &str, output: Output) -> anyhow::Result<()> {
     for path in ["/readyz", "/healthz"] {
         let answer = get(address, path).with_context(|| format!("{address} does not answer"))?;
         if !answer.is_ok() {
-            bail!("{}", answer.body.trim());
+            let problem = answer.body.trim();
+            show(output, String::new, || json!({"healthy": false, "problem": problem}))?;
+            bail!("{problem}");
         }
     }
-    print("healthy\n")
+    show(output, || "healthy\n".into(), || json!({"healthy": true}))
 }
 
 #[cfg(test)]
@@ -92,11 +97,11 @@ mod tests {
     fn a_server_is_healthy_if_it_is_ready_and_well() {
         const OK: &str = "HTTP/1.1 200 OK\r\n\r\nok\n";
         const FULL: &str = "HTTP/1.1 503 Service Unavailable\r\n\r\nthe disk is full\n";
-        health(&server(&[OK, OK])).unwrap();
-        assert_eq!(health(&server(&[OK, FULL])).unwrap_err().to_string(), "the disk is full");
-        assert_eq!(health(&server(&[FULL])).unwrap_err().to_string(), "the disk is full");
+        health(&server(&[OK, OK]), Output::Text).unwrap();
+        assert_eq!(health(&server(&[OK, FULL]), Output::Json).unwrap_err().to_string(), "the disk is full");
+        assert_eq!(health(&server(&[FULL]), Output::Text).unwrap_err().to_string(), "the disk is full");
         let gone = server(&[]);
-        assert!(health(&gone).unwrap_err().to_string().ends_with(" does not answer"));
+        assert!(health(&gone, Output::Text).unwrap_err().to_string().ends_with(" does not answer"));
         assert!(
             metrics(&server(&["HTTP/1.1 401 Unauthorized\r\n\r\n"])).unwrap_err().to_string().contains(TOKEN)
         );

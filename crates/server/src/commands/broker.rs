@@ -14,7 +14,7 @@ use crate::arguments::{Bootstrap, BrokerVerb, LogDirsArguments, Output};
 
 /// Runs the command against a server.
 pub fn broker(bootstrap: &Bootstrap, verb: BrokerVerb) -> anyhow::Result<()> {
-    let (mut cluster, output) = (connect(bootstrap)?, bootstrap.output);
+    let (mut cluster, output) = (connect(bootstrap)?, bootstrap.shown.output);
     match verb {
         BrokerVerb::List => {
             let mut table = Table::new(&["BROKER", "ADDRESS", ""]);
@@ -56,7 +56,7 @@ fn known(cluster: &Cluster, id: i32) -> anyhow::Result<()> {
 
 /// `mainstem log-dirs`: the log directories of brokers, or the partitions of topics in them.
 pub fn log_dirs(bootstrap: &Bootstrap, asked: &LogDirsArguments) -> anyhow::Result<()> {
-    let (mut cluster, output) = (connect(bootstrap)?, bootstrap.output);
+    let (mut cluster, output) = (connect(bootstrap)?, bootstrap.shown.output);
     let brokers = if asked.brokers.is_empty() { cluster.brokers() } else { asked.brokers.clone() };
     let topics = match asked.topics.as_slice() {
         [] => None,

@@ -27,12 +27,16 @@ pub fn cluster(arguments: &ClusterArguments, verb: ClusterVerb) -> anyhow::Resul
         ClusterVerb::Status => {
             let (brokers, logs) = described(&admin.state()?);
             let text = || format!("{}\n{}", brokers.to_text(), logs.to_text());
-            show(arguments.output, text, || json!({"brokers": brokers.to_json(), "logs": logs.to_json()}))
+            show(
+                arguments.shown.output,
+                text,
+                || json!({"brokers": brokers.to_json(), "logs": logs.to_json()}),
+            )
         }
         ClusterVerb::Restored => {
             admin.restored()?;
             show(
-                arguments.output,
+                arguments.shown.output,
                 || "ids of streams and producers go on behind all that may have been given out\n".to_owned(),
                 || json!({"restored": true}),
             )
@@ -40,7 +44,7 @@ pub fn cluster(arguments: &ClusterArguments, verb: ClusterVerb) -> anyhow::Resul
         ClusterVerb::AcceptLoss { log } => {
             admin.accept_loss(&log)?;
             show(
-                arguments.output,
+                arguments.shown.output,
                 || format!("the log {log} is opened with what the object store has\n"),
                 || json!({"log": log, "loss_accepted": true}),
             )
@@ -48,7 +52,7 @@ pub fn cluster(arguments: &ClusterArguments, verb: ClusterVerb) -> anyhow::Resul
         ClusterVerb::Drain { broker, undo: true, .. } => {
             admin.drain(broker, false)?;
             show(
-                arguments.output,
+                arguments.shown.output,
                 || format!("broker {broker} may own logs again\n"),
                 || json!({"broker": broker, "drained": false}),
             )
@@ -65,7 +69,7 @@ pub fn cluster(arguments: &ClusterArguments, verb: ClusterVerb) -> anyhow::Resul
                 );
             }
             show(
-                arguments.output,
+                arguments.shown.output,
                 || format!("broker {broker} owns nothing\n"),
                 || json!({"broker": broker, "drained": true}),
             )
@@ -77,7 +81,7 @@ pub fn cluster(arguments: &ClusterArguments, verb: ClusterVerb) -> anyhow::Resul
                 bail!("the log {log} is not at broker {broker} after {wait} s, and moves as soon as it can");
             }
             show(
-                arguments.output,
+                arguments.shown.output,
                 || format!("the log {log} is at broker {broker}\n"),
                 || json!({"log": log, "owner": broker}),
             )

@@ -110,7 +110,7 @@ mod tests {
             let found = at.get_arguments().find(|arg| arg.get_id() == id).unwrap();
             found.get::<ArgValueCandidates>().is_some()
         };
-        assert!(has(&["topic", "describe"], "names") && has(&["topic", "alter"], "name"));
+        assert!(has(&["topic", "describe"], "names") && has(&["topic", "alter"], "names"));
         assert!(has(&["consume"], "topic") && has(&["consume"], "group") && has(&["group", "reset"], "name"));
         assert!(has(&["log", "dump"], "topic") && has(&["acl", "add"], "topics"));
         assert!(!has(&["topic", "create"], "name") && !has(&["user", "create"], "name"));

@@ -1,5 +1,7 @@
 //! Settings of topics and brokers: DescribeConfigs and IncrementalAlterConfigs.
 
+use std::collections::HashSet;
+
 use client::check;
 use wire::Text;
 use wire::messages::describe_configs_request::DescribeConfigsResource;
@@ -21,10 +23,16 @@ pub enum Kind {
 /// The source of a setting that nobody set.
 const SOURCE_DEFAULT: i8 = 5;
 
+/// Topics whose settings are asked for at once.
+const TOPICS_ASKED: usize = 100;
+
+/// The name of the resource itself as a source.
+const SET: &str = "set";
+
 /// The name of a source, as `kafka-configs.sh` prints it, in words.
 fn source(kind: Kind, code: i8) -> &'static str {
     match (kind, code) {
-        (Kind::Topic, 1) | (Kind::Broker, 2) => "set",
+        (Kind::Topic, 1) | (Kind::Broker, 2) => SET,
         (_, 2) => "set on the broker",
         (_, 3) => "set for all brokers",
         (_, 4) => "set at the start",
@@ -39,14 +47,7 @@ fn asked(
     name: &str,
     only: Option<&str>,
 ) -> anyhow::Result<Vec<DescribeConfigsResourceResult>> {
-    let request = DescribeConfigsRequest {
-        resources: vec![DescribeConfigsResource {
-            resource_type: kind as i8,
-            resource_name: Text::copied(name),
-            configuration_keys: only.map(|config| vec![Text::copied(config)]),
-        }],
-        ..DescribeConfigsRequest::default()
-    };
+    let request = request(kind, &[name], only);
     let mut configs = Vec::new();
     for result in peer.call(&request)?.results {
         check(result.error_code, result.error_message.as_ref())?;
@@ -69,6 +70,36 @@ pub fn describe(peer: &mut Peer, kind: Kind, name: &str, all: bool) -> anyhow::R
         table.row([config.name.to_string(), value, source(kind, config.config_source).into()]);
     }
     Ok(table)
+}
+
+/// Those of the topics that have settings of their own. What a server gives every new topic is not one that somebody chose.
+pub fn overridden(peer: &mut Peer, names: &[&str]) -> anyhow::Result<HashSet<String>> {
+    let mut found = HashSet::new();
+    for names in names.chunks(TOPICS_ASKED) {
+        let request = request(Kind::Topic, names, None);
+        for result in peer.call(&request)?.results {
+            check(result.error_code, result.error_message.as_ref())?;
+            let own = |config: &DescribeConfigsResourceResult| {
+                source(Kind::Topic, config.config_source) == SET && config.name != "diskless.enable"
+            };
+            if result.configs.iter().any(own) {
+                found.insert(result.resource_name.to_string());
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn request(kind: Kind, names: &[&str], only: Option<&str>) -> DescribeConfigsRequest {
+    let resource = |name: &&str| DescribeConfigsResource {
+        resource_type: kind as i8,
+        resource_name: Text::copied(name),
+        configuration_keys: only.map(|config| vec![Text::copied(config)]),
+    };
+    DescribeConfigsRequest {
+        resources: names.iter().map(resource).collect(),
+        ..DescribeConfigsRequest::default()
+    }
 }
 
 /// The value of one setting.

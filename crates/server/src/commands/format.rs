@@ -47,7 +47,7 @@ impl Printed {
     pub fn of(arguments: &ConsumeArguments) -> anyhow::Result<Printed> {
         Ok(match &arguments.template {
             Some(template) => Printed::Template(parse(template).map_err(|error| Misuse(error.to_string()))?),
-            None if arguments.bootstrap.output == Output::Json => Printed::Line(Format::Json),
+            None if arguments.bootstrap.shown.output == Output::Json => Printed::Line(Format::Json),
             None => Printed::Line(arguments.format),
         })
     }
@@ -160,20 +160,25 @@ fn to_json(found: &Found<'_>) -> Value {
     let mut object = Map::new();
     object.insert("topic".into(), found.topic.into());
     object.insert("partition".into(), found.partition.into());
-    object.insert("offset".into(), found.offset.into());
-    object.insert("timestamp".into(), found.timestamp.into());
-    put_bytes(&mut object, "key", found.record.key.as_deref());
-    put_bytes(&mut object, "value", found.record.value.as_deref());
-    if !found.record.headers.is_empty() {
+    put_record(&mut object, found.offset, found.timestamp, found.record);
+    Value::Object(object)
+}
+
+/// Adds a record to an object, with its offset and its timestamp in milliseconds.
+pub fn put_record(object: &mut Map<String, Value>, offset: i64, timestamp: i64, record: &RecordView) {
+    object.insert("offset".into(), offset.into());
+    object.insert("timestamp".into(), timestamp.into());
+    put_bytes(object, "key", record.key.as_deref());
+    put_bytes(object, "value", record.value.as_deref());
+    if !record.headers.is_empty() {
         let header = |(name, value): (Bytes, Option<Bytes>)| {
             let mut header = Map::new();
             put_bytes(&mut header, "name", Some(&name));
             put_bytes(&mut header, "value", value.as_deref());
             header
         };
-        object.insert("headers".into(), json!(found.record.headers.iter().map(header).collect::<Vec<_>>()));
+        object.insert("headers".into(), json!(record.headers.iter().map(header).collect::<Vec<_>>()));
     }
-    Value::Object(object)
 }
 
 /// Adds bytes to an object: as text if they are UTF-8, otherwise in hexadecimal under a name that says so.

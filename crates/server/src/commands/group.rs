@@ -23,7 +23,7 @@ use crate::arguments::{Bootstrap, GroupVerb, OffsetReset, Output, Place};
 
 /// Runs the command against a server.
 pub fn group(bootstrap: &Bootstrap, verb: GroupVerb) -> anyhow::Result<()> {
-    let (mut cluster, output) = (connect(bootstrap)?, bootstrap.output);
+    let (mut cluster, output) = (connect(bootstrap)?, bootstrap.shown.output);
     match verb {
         GroupVerb::List => list(&mut cluster, output),
         GroupVerb::Describe { name } => describe(&mut cluster, &name, output),

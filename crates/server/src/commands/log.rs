@@ -6,7 +6,7 @@
 
 use std::fs::DirBuilder;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::{self, BufWriter, StdoutLock, Write};
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,39 +14,37 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use disk::DirectoryDisk;
-use model::batch::{BatchHeader, TimestampType};
-use model::{Offset, StreamId};
-use serde_json::json;
-use storage::examine::{Inspected, Item, Severity, entries, inspect, verify};
-use storage::format::{EntryHeader, EntryKind, RangeBody};
+use serde_json::{Value, json};
+use storage::examine::{Checked, Inspected, inspect, verify};
+use storage::format::Lsn;
 use storage::salvage::{Doing, salvage};
 use storage::{Options, SystemClock};
-use wire::Bytes;
-use wire::records::records;
 
-use super::names::{Names, span};
+use super::dump::dump;
+use super::names::{Names, counts, word};
 use super::progress::{Progress, Unit};
-use super::{OutputError, Table, objects, print};
-use crate::arguments::{Directory, DumpArguments, LogVerb};
+use super::{Table, objects, show};
+use crate::arguments::{Directory, LogVerb, Output};
 
-/// Bound in bytes of a decompressed batch.
-const BATCH_BYTES_MAX: usize = 512 * 1024 * 1024;
 /// The exit code if damage was found or data was dropped.
 const FOUND: u8 = 1;
 
 /// Runs the command. An error means that the directory could not be inspected.
-pub fn log(verb: LogVerb) -> anyhow::Result<ExitCode> {
+pub fn log(verb: LogVerb, output: Output) -> anyhow::Result<ExitCode> {
     match verb {
-        LogVerb::Inspect { place, json } => match &place.from {
-            Some(bucket) => objects::inspect(bucket, json),
-            None => show(&place.directory, json),
-        },
+        LogVerb::Inspect { place, json } => {
+            let output = if json { Output::Json } else { output };
+            match &place.from {
+                Some(bucket) => objects::inspect(bucket, output),
+                None => look_into(&place.directory, output),
+            }
+        }
         LogVerb::Verify { place } => match &place.from {
-            Some(bucket) => objects::verify(bucket),
-            None => check(&place.directory),
+            Some(bucket) => objects::verify(bucket, output),
+            None => check(&place.directory, output),
         },
-        LogVerb::Dump(arguments) => dump(&arguments),
-        LogVerb::Salvage { directory, into } => rescue(&directory, &into),
+        LogVerb::Dump(arguments) => dump(&arguments, output),
+        LogVerb::Salvage { directory, into } => rescue(&directory, &into, output),
     }
 }
 
@@ -56,7 +54,7 @@ pub(super) fn code(found: bool) -> ExitCode {
 }
 
 /// Opens a data directory for reading, and warns if a server uses it.
-fn look(directory: &Path) -> anyhow::Result<DirectoryDisk> {
+pub(super) fn look(directory: &Path) -> anyhow::Result<DirectoryDisk> {
     let disk = disk::read_directory(directory)
         .with_context(|| format!("the data directory {} cannot be read", directory.display()))?;
     if in_use(directory)? {
@@ -81,12 +79,11 @@ fn in_use(directory: &Path) -> anyhow::Result<bool> {
     }
 }
 
-fn show(directory: &Directory, as_json: bool) -> anyhow::Result<ExitCode> {
+fn look_into(directory: &Directory, output: Output) -> anyhow::Result<ExitCode> {
     let disk = look(&directory.data_dir)?;
     let names = Names::read(directory.metadata());
     let inspected = inspect(&disk).context("the log cannot be read")?;
-    let text = if as_json { json_of(&inspected, &names) } else { text_of(&inspected, &names) };
-    print(&text)?;
+    show(output, || text_of(&inspected, &names), || json_of(&inspected, &names))?;
     Ok(code(inspected.opening.is_err()))
 }
 
@@ -135,7 +132,7 @@ fn text_of(inspected: &Inspected, names: &Names) -> String {
     text
 }
 
-fn json_of(inspected: &Inspected, names: &Names) -> String {
+fn json_of(inspected: &Inspected, names: &Names) -> Value {
     let segments: Vec<_> = inspected
         .segments
         .iter()
@@ -161,8 +158,8 @@ fn json_of(inspected: &Inspected, names: &Names) -> String {
         })
         .collect();
     let report = inspected.opening.as_ref().ok();
-    let end = report.map(|report| json!({"segment": report.end.sequence(), "byte": report.end.byte()}));
-    let whole = json!({
+    let end = report.map(|report| lsn_to_json(report.end));
+    json!({
         "log_id": inspected.log_id.map(|id| format!("{id:032x}")),
         "segments": segments,
         "streams": streams,
@@ -170,194 +167,58 @@ fn json_of(inspected: &Inspected, names: &Names) -> String {
         "dropped_blocks": report.map(|report| report.dropped_blocks),
         "dropped_bytes": report.map(|report| report.dropped_bytes),
         "refused": inspected.opening.as_ref().err().map(ToString::to_string),
-    });
-    format!("{whole:#}\n")
+    })
 }
 
-fn check(directory: &Directory) -> anyhow::Result<ExitCode> {
+fn lsn_to_json(lsn: Lsn) -> Value {
+    json!({"segment": lsn.sequence(), "byte": lsn.byte()})
+}
+
+fn check(directory: &Directory, output: Output) -> anyhow::Result<ExitCode> {
     let disk = look(&directory.data_dir)?;
     let names = Names::read(directory.metadata());
     let progress = Progress::new(Unit::Bytes);
     let verified = verify(&disk, &|done, all| progress.show("verifying", done, all))
         .context("the log cannot be read")?;
     drop(progress);
-    let mut text = String::new();
-    let mut counts = [0; 3];
-    for finding in &verified.findings {
-        let (at, severity) = match finding.severity {
-            Severity::Note => (0, "note: "),
-            Severity::Warning => (1, "warning: "),
-            Severity::Error => (2, "error: "),
-        };
-        counts[at] += 1;
-        text.push_str(&names.finding(severity, finding));
-    }
+    let [notes, warnings, errors] = counts(verified.findings.iter());
     let checked = &verified.checked;
-    let [notes, warnings, errors] = counts;
-    text.push_str(&format!(
-        "checked {} segments, {} blocks, {} batches in {} entries, {} bytes, up to {}\n",
-        checked.segments, checked.blocks, checked.batches, checked.entries, checked.bytes, verified.end
-    ));
-    text.push_str(&match (warnings + errors, &verified.opening) {
-        (0, _) => format!("no damage; {notes} notes\n"),
-        (_, Ok(_)) => format!("{errors} errors, {warnings} warnings; a server opens it\n"),
-        (_, Err(_)) => format!("{errors} errors, {warnings} warnings; a server refuses to open it\n"),
-    });
-    print(&text)?;
+    let text = || {
+        let mut text = String::new();
+        for finding in &verified.findings {
+            text.push_str(&names.finding(word(finding.severity), finding));
+        }
+        text.push_str(&format!(
+            "checked {} segments, {} blocks, {} batches in {} entries, {} bytes, up to {}\n",
+            checked.segments, checked.blocks, checked.batches, checked.entries, checked.bytes, verified.end
+        ));
+        text.push_str(&match (warnings + errors, &verified.opening) {
+            (0, _) => format!("no damage; {notes} notes\n"),
+            (_, Ok(_)) => format!("{errors} errors, {warnings} warnings; a server opens it\n"),
+            (_, Err(_)) => format!("{errors} errors, {warnings} warnings; a server refuses to open it\n"),
+        });
+        text
+    };
+    show(output, text, || {
+        json!({
+            "findings": verified.findings.iter().map(|finding| names.finding_to_json(finding)).collect::<Vec<_>>(),
+            "notes": notes, "warnings": warnings, "errors": errors,
+            "checked": checked_to_json(checked), "end": lsn_to_json(verified.end),
+            "refused": verified.opening.as_ref().err().map(ToString::to_string),
+        })
+    })?;
     Ok(code(warnings + errors > 0))
 }
 
-fn dump(arguments: &DumpArguments) -> anyhow::Result<ExitCode> {
-    let disk = look(&arguments.directory.data_dir)?;
-    let names = Names::read(arguments.directory.metadata());
-    let stream = match (&arguments.topic, arguments.stream) {
-        (Some(topic), _) => {
-            let wanted = (topic.clone(), arguments.partition.unwrap_or_default());
-            let found = names.0.iter().find(|(_, name)| **name == wanted).map(|(id, _)| *id);
-            Some(found.with_context(|| format!("there is no partition {} of {topic}", wanted.1))?)
-        }
-        (None, stream) => stream.map(StreamId),
-    };
-    let mut dumping = Dumping {
-        output: BufWriter::new(io::stdout().lock()),
-        names,
-        stream,
-        from: Offset(arguments.from),
-        records: arguments.records,
-        damaged: false,
-        failed: None,
-    };
-    let wanted = |name: &str| arguments.segment.as_ref().is_none_or(|segment| segment == name);
-    let findings = entries(&disk, wanted, |item| {
-        dumping.failed = dumping.line(&item).err();
-        dumping.failed.is_none()
+/// How much was checked, in JSON.
+pub(super) fn checked_to_json(checked: &Checked) -> Value {
+    json!({
+        "segments": checked.segments, "blocks": checked.blocks, "batches": checked.batches,
+        "entries": checked.entries, "bytes": checked.bytes,
     })
-    .context("the log cannot be read")?;
-    for finding in findings.iter().filter(|finding| wanted(&finding.file)) {
-        let line = dumping.names.finding("damage: ", finding);
-        dumping.output.write_all(line.as_bytes()).map_err(OutputError)?;
-        dumping.damaged = true;
-    }
-    match dumping.failed.take() {
-        Some(error) => Err(OutputError(error).into()),
-        None => {
-            dumping.output.flush().map_err(OutputError)?;
-            Ok(code(dumping.damaged))
-        }
-    }
 }
 
-/// Prints the entries that it receives.
-struct Dumping {
-    output: BufWriter<StdoutLock<'static>>,
-    names: Names,
-    stream: Option<StreamId>,
-    from: Offset,
-    records: bool,
-    damaged: bool,
-    failed: Option<io::Error>,
-}
-
-impl Dumping {
-    fn line(&mut self, item: &Item) -> io::Result<()> {
-        match item {
-            Item::Damage { file, from, to, what } => {
-                self.damaged = true;
-                writeln!(self.output, "damage: {file} bytes {from} to {}: {what}", to - 1)
-            }
-            Item::Entry { file, position, header, body, batch } => {
-                let end = header.base_offset + i64::from(header.offset_count.max(1));
-                if self.stream.is_some_and(|stream| stream != header.stream) || end <= self.from {
-                    return Ok(());
-                }
-                let name = self.names.of(header.stream);
-                write!(self.output, "{file} {position} {name} ")?;
-                match batch {
-                    Ok(Some(batch)) => self.batch(batch, body),
-                    Ok(None) => self.event(header, body),
-                    Err(what) => {
-                        self.damaged = true;
-                        let offsets = span(header.base_offset, end);
-                        writeln!(self.output, "offsets {offsets} damage: {what}")
-                    }
-                }
-            }
-        }
-    }
-
-    fn event(&mut self, header: &EntryHeader, body: &[u8]) -> io::Result<()> {
-        match header.kind {
-            EntryKind::Batch => Ok(()),
-            EntryKind::Trim => writeln!(self.output, "trim: it starts at {}", header.base_offset),
-            EntryKind::Delete => writeln!(self.output, "deleted"),
-            EntryKind::Range => {
-                let end = RangeBody::decode(body).map_or(header.base_offset, |body| body.end);
-                writeln!(self.output, "range: what follows is all of {}", span(header.base_offset, end))
-            }
-        }
-    }
-
-    fn batch(&mut self, batch: &BatchHeader, body: &[u8]) -> io::Result<()> {
-        let offsets = span(batch.base_offset, batch.next_offset());
-        let codec = format!("{:?}", batch.compression()).to_lowercase();
-        write!(self.output, "offsets {offsets} records {} codec {codec}", batch.count)?;
-        if batch.is_idempotent() {
-            let (id, epoch, sequence) = (batch.producer_id, batch.producer_epoch, batch.base_sequence);
-            write!(self.output, " producer {id} epoch {epoch} sequence {sequence}")?;
-        }
-        for (set, word) in [
-            (batch.is_transactional(), " transactional"),
-            (batch.is_control(), " control"),
-            (batch.timestamp_type() == TimestampType::LogAppendTime, " log-append-time"),
-        ] {
-            self.output.write_all(if set { word.as_bytes() } else { b"" })?;
-        }
-        let (first, last) = (batch.base_timestamp.0, batch.max_timestamp.0);
-        writeln!(self.output, " timestamps {first} to {last} bytes {}", batch.total_bytes)?;
-        if !self.records || batch.count == 0 {
-            return Ok(());
-        }
-        match records(&Bytes::copy_from_slice(body), BATCH_BYTES_MAX) {
-            Err(error) => writeln!(self.output, "    {error}"),
-            Ok((header, all)) => {
-                for record in all {
-                    let record = match record {
-                        Ok(record) => record,
-                        Err(error) => return writeln!(self.output, "    {error}"),
-                    };
-                    let offset = header.base_offset + i64::from(record.offset_delta);
-                    if offset < self.from {
-                        continue;
-                    }
-                    let timestamp = match header.timestamp_type() {
-                        TimestampType::CreateTime => {
-                            header.base_timestamp.0.saturating_add(record.timestamp_delta)
-                        }
-                        TimestampType::LogAppendTime => header.max_timestamp.0,
-                    };
-                    let (key, value) = (readable(record.key.as_ref()), readable(record.value.as_ref()));
-                    write!(self.output, "    {offset} {timestamp} {key} {value}")?;
-                    for (name, value) in record.headers.iter() {
-                        write!(self.output, " {}={}", readable(Some(&name)), readable(value.as_ref()))?;
-                    }
-                    writeln!(self.output)?;
-                }
-                Ok(())
-            }
-        }
-    }
-}
-
-/// Text in quotes, other bytes in hexadecimal.
-fn readable(bytes: Option<&Bytes>) -> String {
-    let Some(bytes) = bytes else { return "null".into() };
-    match std::str::from_utf8(bytes) {
-        Ok(text) if !text.chars().any(|c| c.is_control() && !c.is_whitespace()) => format!("{text:?}"),
-        _ => bytes.iter().fold("0x".to_owned(), |text, byte| format!("{text}{byte:02x}")),
-    }
-}
-
-fn rescue(from: &Directory, into: &Path) -> anyhow::Result<ExitCode> {
+fn rescue(from: &Directory, into: &Path, output: Output) -> anyhow::Result<ExitCode> {
     let (directory, metadata) = (&from.data_dir, from.metadata());
     let source = disk::read_directory(directory)
         .with_context(|| format!("the data directory {} cannot be read", directory.display()))?;
@@ -385,11 +246,11 @@ fn rescue(from: &Directory, into: &Path) -> anyhow::Result<ExitCode> {
         .with_context(|| format!("{} cannot be written to", into.display()))?;
     let options = Options { log_id: random(), ..Options::default() };
     let progress = Progress::new(Unit::Bytes);
-    let show = |doing: Doing, done, all| match doing {
+    let told = |doing: Doing, done, all| match doing {
         Doing::Reading => progress.show("reading", done, all),
         Doing::Copying => progress.show("copying", done, all),
     };
-    let salvaged = salvage(&source, Arc::new(target), options, Arc::new(SystemClock::default()), &show)
+    let salvaged = salvage(&source, Arc::new(target), options, Arc::new(SystemClock::default()), &told)
         .with_context(|| format!("what is in {} is worth nothing", into.display()))?;
     drop(progress);
     // The metadata is copied last. Without it, a server takes the directory for one without topics and refuses to
@@ -397,10 +258,8 @@ fn rescue(from: &Directory, into: &Path) -> anyhow::Result<ExitCode> {
     if from.metadata.is_none() {
         broker::copy_metadata(metadata, into).context("the metadata cannot be copied")?;
     }
-    let mut text = String::new();
     let (mut offsets, mut batches, mut exact) = (0, 0, true);
     for finding in &salvaged.dropped {
-        text.push_str(&names.finding("dropped: ", finding));
         exact &= !finding.hits.is_empty();
         for hit in &finding.hits {
             offsets += hit.to - hit.from;
@@ -408,21 +267,34 @@ fn rescue(from: &Directory, into: &Path) -> anyhow::Result<ExitCode> {
             exact &= hit.batches.is_some();
         }
     }
-    text.push_str(&format!(
-        "salvaged {} batches ({} bytes) of {} streams into {}\n",
-        salvaged.batches,
-        salvaged.bytes,
-        salvaged.streams,
-        into.display()
-    ));
-    text.push_str(&match (salvaged.dropped.len(), exact) {
-        (0, _) => "nothing was dropped\n".to_owned(),
-        (places, true) => format!("dropped {offsets} offsets in {batches} batches, at {places} places\n"),
-        (places, false) => {
-            format!("dropped {offsets} offsets or more, in {batches} batches or more, at {places} places\n")
-        }
-    });
-    print(&text)?;
+    let text = || {
+        let mut text: String =
+            salvaged.dropped.iter().map(|finding| names.finding("dropped", finding)).collect();
+        text.push_str(&format!(
+            "salvaged {} batches ({} bytes) of {} streams into {}\n",
+            salvaged.batches,
+            salvaged.bytes,
+            salvaged.streams,
+            into.display()
+        ));
+        text.push_str(&match (salvaged.dropped.len(), exact) {
+            (0, _) => "nothing was dropped\n".to_owned(),
+            (places, true) => {
+                format!("dropped {offsets} offsets in {batches} batches, at {places} places\n")
+            }
+            (places, false) => format!(
+                "dropped {offsets} offsets or more, in {batches} batches or more, at {places} places\n"
+            ),
+        });
+        text
+    };
+    show(output, text, || {
+        json!({
+            "batches": salvaged.batches, "bytes": salvaged.bytes, "streams": salvaged.streams,
+            "dropped": salvaged.dropped.iter().map(|finding| names.finding_to_json(finding)).collect::<Vec<_>>(),
+            "dropped_offsets": offsets, "dropped_batches": batches, "dropped_exact": exact,
+        })
+    })?;
     Ok(code(!salvaged.dropped.is_empty()))
 }
 
@@ -430,16 +302,4 @@ fn rescue(from: &Directory, into: &Path) -> anyhow::Result<ExitCode> {
 fn random() -> u128 {
     let half = || u128::from(RandomState::new().build_hasher().finish());
     half() << 64 | half()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_are_readable() {
-        assert_eq!(readable(None), "null");
-        assert_eq!(readable(Some(&Bytes::from_static("a\nä".as_bytes()))), "\"a\\nä\"");
-        assert_eq!(readable(Some(&Bytes::from_static(b"\xff\x01"))), "0xff01");
-    }
 }

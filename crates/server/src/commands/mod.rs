@@ -10,6 +10,7 @@ mod cluster_admin;
 pub mod complete;
 mod configs;
 mod consume;
+mod dump;
 mod format;
 mod generate;
 mod group;
@@ -79,7 +80,11 @@ pub fn print(text: &str) -> anyhow::Result<()> {
 }
 
 /// Prints what was found or done: as text, or as JSON in one line.
-fn show(output: Output, text: impl FnOnce() -> String, json: impl FnOnce() -> Value) -> anyhow::Result<()> {
+pub fn show(
+    output: Output,
+    text: impl FnOnce() -> String,
+    json: impl FnOnce() -> Value,
+) -> anyhow::Result<()> {
     match output {
         Output::Text => print(&text()),
         Output::Json => print(&format!("{}\n", json())),
@@ -93,12 +98,13 @@ fn connect(bootstrap: &Bootstrap) -> anyhow::Result<Cluster> {
 }
 
 /// Columns of numbers, and of lists of ids, in JSON.
-const NUMBERS: [&str; 25] = [
+const NUMBERS: [&str; 28] = [
     "BEFORE",
     "BROKER",
     "BYTES",
     "COMMITTED",
     "COORDINATOR",
+    "DEAD BYTES",
     "DISK",
     "END",
     "EPOCH",
@@ -110,8 +116,10 @@ const NUMBERS: [&str; 25] = [
     "LAST SEQUENCE",
     "LEADER",
     "LIMIT",
+    "LIVE BYTES",
     "LOGS",
     "MOVES TO",
+    "OBJECTS",
     "OPEN SINCE OFFSET",
     "OWNER",
     "PARTITION",

@@ -8,15 +8,16 @@ use std::process::ExitCode;
 use broker::snapshots::Snapshot;
 use broker::snapshots::restore::{clusters, newest};
 use model::{Offset, StreamId};
-use serde_json::json;
+use serde_json::{Value, json};
 use storage::bucket::{self, InspectedObjects};
 use storage::examine::{Finding, Severity, StreamSummary};
 use storage::restore::{Asking, KnownBounds};
 
-use super::log::code;
-use super::names::Names;
+use super::log::{checked_to_json, code};
+use super::names::{Names, counts, word};
 use super::store::{Store, pause};
-use super::{Table, print};
+use super::{Table, show};
+use crate::arguments::Output;
 
 /// The bounds of a stream of which only its objects know.
 const UNKNOWN: KnownBounds =
@@ -75,6 +76,10 @@ impl Log {
         }
     }
 
+    fn findings_to_json(&self, findings: &[Finding]) -> Value {
+        findings.iter().map(|finding| self.names.finding_to_json(finding)).collect()
+    }
+
     /// Describes its objects.
     pub fn inspect(&self, asking: &Asking) -> anyhow::Result<InspectedObjects> {
         Ok(bucket::inspect(asking, self.id, &|stream| self.known(stream))?)
@@ -89,24 +94,22 @@ pub fn logs_of(store: &Store) -> anyhow::Result<Vec<Log>> {
 }
 
 /// Runs `log inspect` on a bucket.
-pub fn inspect(address: &str, as_json: bool) -> anyhow::Result<ExitCode> {
+pub fn inspect(address: &str, output: Output) -> anyhow::Result<ExitCode> {
     let store = Store::open(address)?;
     let (mut text, mut whole, mut damaged) = (String::new(), Vec::new(), false);
     let logs = logs_of(&store)?;
     for log in &logs {
         let inspected = store.asking("reading", |asking| log.inspect(&asking))?;
         damaged |= inspected.findings.iter().any(|finding| finding.severity == Severity::Error);
-        match as_json {
-            true => whole.push(json_of(log, &inspected)),
-            false => text.push_str(&text_of(log, &inspected)),
+        match output {
+            Output::Json => whole.push(json_of(log, &inspected)),
+            Output::Text => text.push_str(&text_of(log, &inspected)),
         }
     }
-    if as_json {
-        text = format!("{:#}\n", json!({ "logs": whole }));
-    } else if logs.is_empty() {
+    if logs.is_empty() {
         text = format!("{address} has no objects of a log\n");
     }
-    print(&text)?;
+    show(output, || text, || json!({ "logs": whole }))?;
     Ok(code(damaged))
 }
 
@@ -154,16 +157,7 @@ fn line(log: &Log, finding: &Finding) -> String {
     log.names.finding(word(finding.severity), finding)
 }
 
-/// How bad a finding is, as lines begin.
-pub fn word(severity: Severity) -> &'static str {
-    match severity {
-        Severity::Note => "note: ",
-        Severity::Warning => "warning: ",
-        Severity::Error => "error: ",
-    }
-}
-
-fn json_of(log: &Log, inspected: &InspectedObjects) -> serde_json::Value {
+fn json_of(log: &Log, inspected: &InspectedObjects) -> Value {
     let object = |object: &bucket::ObjectSummary| {
         json!({
             "number": object.number, "bytes": object.bytes, "ranges": object.ranges, "batches": object.batches,
@@ -182,36 +176,36 @@ fn json_of(log: &Log, inspected: &InspectedObjects) -> serde_json::Value {
         "log_id": format!("{:032x}", log.id),
         "objects": inspected.objects.iter().map(object).collect::<Vec<_>>(),
         "streams": inspected.streams.iter().map(stream).collect::<Vec<_>>(),
-        "findings": inspected.findings.iter().map(|finding| line(log, finding).trim_end().to_owned()).collect::<Vec<_>>(),
+        "findings": log.findings_to_json(&inspected.findings),
     })
 }
 
 /// Runs `log verify` on a bucket.
-pub fn verify(address: &str) -> anyhow::Result<ExitCode> {
+pub fn verify(address: &str, output: Output) -> anyhow::Result<ExitCode> {
     let store = Store::open(address)?;
-    let (mut text, mut damage, mut notes) = (String::new(), [0, 0], 0);
+    let (mut text, mut whole, mut all) = (String::new(), Vec::new(), [0; 3]);
     for log in logs_of(&store)? {
         let known = |stream: StreamId| log.known(stream);
         let verified = store.asking("verifying", |asking| bucket::verify(&asking, log.id, &known))?;
-        for finding in &verified.findings {
-            match finding.severity {
-                Severity::Note => notes += 1,
-                Severity::Warning => damage[1] += 1,
-                Severity::Error => damage[0] += 1,
-            }
-            text.push_str(&line(&log, finding));
+        for (sum, count) in all.iter_mut().zip(counts(verified.findings.iter())) {
+            *sum += count;
         }
+        verified.findings.iter().for_each(|finding| text.push_str(&line(&log, finding)));
         let checked = &verified.checked;
         text.push_str(&format!(
             "log {:032x}: checked {} objects, {} blocks, {} batches in {} entries, {} bytes\n",
             log.id, checked.segments, checked.blocks, checked.batches, checked.entries, checked.bytes
         ));
+        whole.push(json!({
+            "log_id": format!("{:032x}", log.id), "findings": log.findings_to_json(&verified.findings),
+            "checked": checked_to_json(checked),
+        }));
     }
-    let [errors, warnings] = damage;
+    let [notes, warnings, errors] = all;
     text.push_str(&match errors + warnings {
         0 => format!("no damage; {notes} notes\n"),
         _ => format!("{errors} errors, {warnings} warnings\n"),
     });
-    print(&text)?;
+    show(output, || text, || json!({"logs": whole, "notes": notes, "warnings": warnings, "errors": errors}))?;
     Ok(code(errors + warnings > 0))
 }

@@ -46,7 +46,7 @@ pub fn produce(arguments: &ProduceArguments) -> anyhow::Result<()> {
         false => sender.send_files(&arguments.value_files)?,
     }
     let sent = json!({"topic": sender.topic.name, "records": sender.records});
-    super::show(arguments.bootstrap.output, String::new, || sent)
+    super::show(arguments.bootstrap.shown.output, String::new, || sent)
 }
 
 fn send_lines(arguments: &ProduceArguments, sender: &mut Sender) -> anyhow::Result<()> {

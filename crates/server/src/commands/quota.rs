@@ -23,7 +23,7 @@ type Entity = Vec<(&'static str, Option<String>)>;
 
 /// Runs the command against a server.
 pub fn quota(bootstrap: &Bootstrap, verb: QuotaVerb) -> anyhow::Result<()> {
-    let (mut cluster, output) = (connect(bootstrap)?, bootstrap.output);
+    let (mut cluster, output) = (connect(bootstrap)?, bootstrap.shown.output);
     match verb {
         QuotaVerb::List(asked) => {
             let table = table(&found(&mut cluster, &entity(&asked), false)?);

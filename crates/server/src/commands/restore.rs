@@ -17,12 +17,12 @@ use broker::snapshots::restore::{
     LogTarget, LogToRestore, Newest, RestoreError, Restored, newest, restore as bring_back,
 };
 use disk::{DirectoryLock, Engine};
-use model::StreamId;
+use model::{Offset, StreamId};
+use serde_json::{Value, json};
 use storage::examine::Severity;
 
-use super::names::{Names, span};
-use super::objects::word;
-use super::print;
+use super::names::{Names, span, word};
+use super::show;
 use super::store::{Store, pause};
 use crate::arguments::{RestoreArguments, now_ms};
 use crate::log_dirs::{self, RESTORING};
@@ -65,10 +65,10 @@ pub fn restore(arguments: &RestoreArguments) -> anyhow::Result<ExitCode> {
     });
     let restored = restored.map_err(|error| damaged(error, &found))?;
     let names = names(&found)?;
-    let (text, complete) = report(&found, &restored, &names, now_ms);
+    let report = Report { found: &found, restored: &restored, names: &names, now_ms };
     end(&arguments.data_dir)?;
-    print(&text)?;
-    Ok(if complete { ExitCode::SUCCESS } else { ExitCode::from(INCOMPLETE) })
+    show(arguments.shown.output, || report.to_text(), || report.to_json())?;
+    Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(INCOMPLETE) })
 }
 
 /// The directory of each log.
@@ -170,7 +170,7 @@ fn damaged(error: RestoreError, found: &Newest) -> anyhow::Error {
     if let RestoreError::Log(_, storage::restore::RestoreError::Damaged(findings)) = &error
         && let Ok(names) = names(found)
     {
-        let lines: String = findings.iter().map(|finding| names.finding("  ", finding)).collect();
+        let lines: String = findings.iter().map(|finding| format!("  {}\n", names.place(finding))).collect();
         return anyhow!(
             "{error}:\n{lines}bring the objects back and run the command again; or with --accept-loss, to go on without \
              what cannot be reached"
@@ -179,63 +179,125 @@ fn damaged(error: RestoreError, found: &Newest) -> anyhow::Error {
     anyhow::Error::new(error).context("nothing is restored yet; the same command goes on with what is there")
 }
 
-/// What came back and what did not, and whether everything did.
-fn report(found: &Newest, restored: &Restored, names: &Names, now_ms: i64) -> (String, bool) {
-    let mut text = String::new();
-    let age = Duration::from_millis(u64::try_from(now_ms - found.snapshot.taken_ms).unwrap_or(0));
-    text.push_str(&format!(
-        "restored the cluster {} from the snapshot {}, taken {} ago\n",
-        found.stored.cluster_id,
-        found.stored.key,
-        ago(age)
-    ));
-    let objects: usize = restored.logs.iter().map(|(_, log)| log.objects).sum();
-    let object_bytes: u64 = restored.logs.iter().map(|(_, log)| log.object_bytes).sum();
-    let streams = || restored.partitions.iter().map(|partition| &partition.stream);
-    let offsets: i64 = streams().map(|stream| stream.next - stream.start).sum();
-    let batches: u64 = streams().map(|stream| stream.batches).sum();
-    let bytes: u64 = streams().map(|stream| stream.bytes).sum();
-    text.push_str(&format!(
-        "{} topics with {} partitions, {} users, {} ACLs, {} quotas, {} groups with committed offsets\n",
-        restored.topics,
-        restored.partitions.len(),
-        restored.users,
-        restored.acls,
-        restored.quotas,
-        restored.groups
-    ));
-    text.push_str(&format!(
-        "{offsets} records in {batches} batches ({bytes} bytes), in {objects} objects ({object_bytes} bytes)\n"
-    ));
-    let mut complete = found.passed_over.is_empty();
-    for passed in &found.passed_over {
-        text.push_str(&format!("error: the newer snapshot {} is damaged\n", passed.key));
-    }
-    for finding in restored.findings() {
-        complete &= finding.severity == Severity::Note;
-        text.push_str(&names.finding(word(finding.severity), finding));
-    }
-    let mut gone = 0;
-    for partition in &restored.partitions {
-        for (from, to) in &partition.stream.missing {
-            gone += *to - *from;
-            let (topic, index) = (&partition.topic, partition.index);
-            text.push_str(&format!("not stored: {topic}-{index} offsets {}\n", span(*from, *to)));
+/// What came back and what did not.
+struct Report<'a> {
+    found: &'a Newest,
+    restored: &'a Restored,
+    names: &'a Names,
+    now_ms: i64,
+}
+
+/// Sums over all partitions and logs.
+struct Sums {
+    offsets: i64,
+    batches: u64,
+    bytes: u64,
+    objects: usize,
+    object_bytes: u64,
+}
+
+impl Report<'_> {
+    fn sums(&self) -> Sums {
+        let streams = || self.restored.partitions.iter().map(|partition| &partition.stream);
+        Sums {
+            offsets: streams().map(|stream| stream.next - stream.start).sum(),
+            batches: streams().map(|stream| stream.batches).sum(),
+            bytes: streams().map(|stream| stream.bytes).sum(),
+            objects: self.restored.logs.iter().map(|(_, log)| log.objects).sum(),
+            object_bytes: self.restored.logs.iter().map(|(_, log)| log.object_bytes).sum(),
         }
     }
-    for (stream, there) in &restored.younger {
-        gone += there.next - there.start;
-        let (StreamId(id), offsets) = (stream, span(there.start, there.next));
-        text.push_str(&format!(
-            "not restored: stream {id} offsets {offsets}: its topic is younger than the snapshot\n"
-        ));
+
+    /// Offsets that did not come back, or were deleted since the snapshot.
+    fn gone(&self) -> i64 {
+        let missing = self.restored.partitions.iter().flat_map(|partition| &partition.stream.missing);
+        let younger = self.restored.younger.iter().map(|(_, there)| there.next - there.start);
+        missing.map(|(from, to)| *to - *from).chain(younger).sum()
     }
-    text.push_str(&match gone {
-        0 => "everything that the snapshot knows came back".to_owned(),
-        gone => format!("{gone} offsets did not come back, or were deleted since the snapshot"),
-    });
-    text.push_str("; records that are younger than the snapshot and were not stored cannot be named\n");
-    (text, complete && gone == 0)
+
+    fn is_complete(&self) -> bool {
+        let harmless = |finding: &storage::examine::Finding| finding.severity == Severity::Note;
+        self.found.passed_over.is_empty() && self.restored.findings().all(harmless) && self.gone() == 0
+    }
+
+    fn age(&self) -> Duration {
+        Duration::from_millis(u64::try_from(self.now_ms - self.found.snapshot.taken_ms).unwrap_or(0))
+    }
+
+    fn to_text(&self) -> String {
+        let (found, restored, names) = (self.found, self.restored, self.names);
+        let mut text = format!(
+            "restored the cluster {} from the snapshot {}, taken {} ago\n",
+            found.stored.cluster_id,
+            found.stored.key,
+            ago(self.age())
+        );
+        text.push_str(&format!(
+            "{} topics with {} partitions, {} users, {} ACLs, {} quotas, {} groups with committed offsets\n",
+            restored.topics,
+            restored.partitions.len(),
+            restored.users,
+            restored.acls,
+            restored.quotas,
+            restored.groups
+        ));
+        let Sums { offsets, batches, bytes, objects, object_bytes } = self.sums();
+        text.push_str(&format!(
+            "{offsets} records in {batches} batches ({bytes} bytes), in {objects} objects ({object_bytes} bytes)\n"
+        ));
+        for passed in &found.passed_over {
+            text.push_str(&format!("error: the newer snapshot {} is damaged\n", passed.key));
+        }
+        for finding in restored.findings() {
+            text.push_str(&names.finding(word(finding.severity), finding));
+        }
+        for partition in &restored.partitions {
+            for (from, to) in &partition.stream.missing {
+                let (topic, index) = (&partition.topic, partition.index);
+                text.push_str(&format!("not stored: {topic}-{index} offsets {}\n", span(*from, *to)));
+            }
+        }
+        for (stream, there) in &restored.younger {
+            let (StreamId(id), offsets) = (stream, span(there.start, there.next));
+            text.push_str(&format!(
+                "not restored: stream {id} offsets {offsets}: its topic is younger than the snapshot\n"
+            ));
+        }
+        text.push_str(&match self.gone() {
+            0 => "everything that the snapshot knows came back".to_owned(),
+            gone => format!("{gone} offsets did not come back, or were deleted since the snapshot"),
+        });
+        text.push_str("; records that are younger than the snapshot and were not stored cannot be named\n");
+        text
+    }
+
+    fn to_json(&self) -> Value {
+        let (found, restored) = (self.found, self.restored);
+        let Sums { offsets, batches, bytes, objects, object_bytes } = self.sums();
+        let missing = restored.partitions.iter().flat_map(|partition| {
+            let place = |(from, to): &(Offset, Offset)| {
+                json!({"topic": partition.topic, "partition": partition.index, "from": from.0, "to": to.0})
+            };
+            partition.stream.missing.iter().map(place)
+        });
+        let younger = restored
+            .younger
+            .iter()
+            .map(|(stream, there)| json!({"stream": stream.0, "from": there.start.0, "to": there.next.0}));
+        let findings = restored.findings().map(|finding| self.names.finding_to_json(finding));
+        json!({
+            "cluster": found.stored.cluster_id, "snapshot": found.stored.key,
+            "snapshot_age_seconds": self.age().as_secs(),
+            "topics": restored.topics, "partitions": restored.partitions.len(), "users": restored.users,
+            "acls": restored.acls, "quotas": restored.quotas, "groups": restored.groups,
+            "records": offsets, "batches": batches, "bytes": bytes,
+            "objects": objects, "object_bytes": object_bytes,
+            "damaged_snapshots": found.passed_over.iter().map(|passed| passed.key.as_str()).collect::<Vec<_>>(),
+            "findings": findings.collect::<Vec<_>>(),
+            "not_stored": missing.collect::<Vec<_>>(), "not_restored": younger.collect::<Vec<_>>(),
+            "complete": self.is_complete(),
+        })
+    }
 }
 
 /// A time as people say it.

@@ -9,12 +9,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use objects::{RequestKind, list_all};
+use serde_json::{Value, json};
 
 use super::admin::metrics;
 use super::objects::logs_of;
 use super::store::{Store, pause};
-use super::{Table, print};
-use crate::arguments::{StatusArguments, StorageVerb};
+use super::{Table, show};
+use crate::arguments::{Output, StatusArguments, StorageVerb};
 
 const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
 /// A rate over a shorter time says nothing about a month.
@@ -22,7 +23,7 @@ const RATE_SECONDS_MIN: f64 = 60.0;
 const GB: f64 = 1e9;
 
 /// Runs the command.
-pub fn storage(verb: &StorageVerb) -> anyhow::Result<()> {
+pub fn storage(verb: &StorageVerb, output: Output) -> anyhow::Result<()> {
     let StorageVerb::Status(arguments) = verb;
     let store = Store::open(&arguments.from)?;
     // Asked first, so that a wrong address is known before many objects are read.
@@ -64,16 +65,19 @@ pub fn storage(verb: &StorageVerb) -> anyhow::Result<()> {
         table.row(row("others", &others));
     }
     table.row(row("all", &all));
-    let mut text = table.to_text();
-    if damaged > 0 {
-        text.push_str(&format!(
-            "{damaged} findings: `mainstem log verify --from {}` names them\n",
-            arguments.from
-        ));
-    }
-    text.push('\n');
-    text.push_str(&bill(arguments, all.bytes, requests.as_ref()));
-    print(&text)
+    let bill = Bill::of(arguments, all.bytes, requests.as_ref());
+    let text = || {
+        let mut text = table.to_text();
+        if damaged > 0 {
+            text.push_str(&format!(
+                "{damaged} findings: `mainstem log verify --from {}` names them\n",
+                arguments.from
+            ));
+        }
+        format!("{text}\n{}", bill.to_text())
+    };
+    let found = || json!({"objects": table.to_json(), "findings": damaged, "month": bill.to_json()});
+    show(output, text, found)
 }
 
 /// Objects of one kind.
@@ -98,43 +102,88 @@ struct Requests {
     received_bytes: f64,
 }
 
-#[allow(clippy::cast_precision_loss, reason = "an estimate")]
-fn bill(arguments: &StatusArguments, bytes: u64, requests: Option<&Requests>) -> String {
-    let stored = bytes as f64 / GB * arguments.storage_price;
-    let mut text = String::new();
-    let mut sum = stored;
-    if let Some(requests) = requests {
-        let shown: Vec<String> =
-            RequestKind::ALL.iter().map(|kind| format!("{} {}", kind.name(), requests.of(*kind))).collect();
-        text.push_str(&format!(
-            "requests in the {:.0} s since the server started: {}; {} bytes received\n",
-            requests.seconds,
-            shown.join(", "),
-            requests.received_bytes
-        ));
-    }
-    text.push_str("estimate for a month of 30 days, at the given prices:\n");
-    text.push_str(&format!("  {:.3} GB stored, as now: {stored:.2}\n", bytes as f64 / GB));
-    match requests {
-        Some(requests) if requests.seconds >= RATE_SECONDS_MIN => {
+/// The estimate for a month.
+struct Bill<'a> {
+    stored: Cost,
+    requests: Option<&'a Requests>,
+    /// What is asked for as since the start; nothing of a server that started a moment ago.
+    asked: Vec<Cost>,
+}
+
+struct Cost {
+    count: f64,
+    unit: &'static str,
+    /// Of all of them.
+    price: f64,
+}
+
+impl<'a> Bill<'a> {
+    #[allow(clippy::cast_precision_loss, reason = "an estimate")]
+    fn of(arguments: &StatusArguments, bytes: u64, requests: Option<&'a Requests>) -> Bill<'a> {
+        let cost = |count, unit, each| Cost { count, unit, price: count * each };
+        let mut asked = Vec::new();
+        if let Some(requests) = requests.filter(|requests| requests.seconds >= RATE_SECONDS_MIN) {
             let month = MONTH.as_secs_f64() / requests.seconds;
             let writes = (requests.of(RequestKind::Put) + requests.of(RequestKind::List)) * month;
             let reads = (requests.of(RequestKind::Get) + requests.of(RequestKind::Head)) * month;
             let received = requests.received_bytes / GB * month;
-            for (count, what, price) in [
-                (writes / 1000.0, "thousand puts and lists", arguments.write_price),
-                (reads / 1000.0, "thousand reads", arguments.read_price),
-                (received, "GB received", arguments.transfer_price),
-            ] {
-                sum += count * price;
-                text.push_str(&format!("  {count:.3} {what}, as since the start: {:.2}\n", count * price));
+            asked = vec![
+                cost(writes / 1000.0, "thousand puts and lists", arguments.write_price),
+                cost(reads / 1000.0, "thousand reads", arguments.read_price),
+                cost(received, "GB received", arguments.transfer_price),
+            ];
+        }
+        Bill { stored: cost(bytes as f64 / GB, "GB stored", arguments.storage_price), requests, asked }
+    }
+
+    fn sum(&self) -> f64 {
+        self.stored.price + self.asked.iter().map(|cost| cost.price).sum::<f64>()
+    }
+
+    fn to_text(&self) -> String {
+        let mut text = String::new();
+        if let Some(requests) = self.requests {
+            let shown: Vec<String> = RequestKind::ALL
+                .iter()
+                .map(|kind| format!("{} {}", kind.name(), requests.of(*kind)))
+                .collect();
+            text.push_str(&format!(
+                "requests in the {:.0} s since the server started: {}; {} bytes received\n",
+                requests.seconds,
+                shown.join(", "),
+                requests.received_bytes
+            ));
+        }
+        text.push_str("estimate for a month of 30 days, at the given prices:\n");
+        let Cost { count, unit, price } = &self.stored;
+        text.push_str(&format!("  {count:.3} {unit}, as now: {price:.2}\n"));
+        for Cost { count, unit, price } in &self.asked {
+            text.push_str(&format!("  {count:.3} {unit}, as since the start: {price:.2}\n"));
+        }
+        match self.requests {
+            Some(_) if self.asked.is_empty() => {
+                text.push_str("  requests: the server started a moment ago\n");
+            }
+            Some(_) => {}
+            None => {
+                text.push_str("  requests: not counted; --metrics names the admin listener of the server\n");
             }
         }
-        Some(_) => text.push_str("  requests: the server started a moment ago\n"),
-        None => text.push_str("  requests: not counted; --metrics names the admin listener of the server\n"),
+        text.push_str(&format!("  sum: {:.2}\n", self.sum()));
+        text
     }
-    text.push_str(&format!("  sum: {sum:.2}\n"));
-    text
+
+    fn to_json(&self) -> Value {
+        let cost = |cost: &Cost| json!({"count": cost.count, "unit": cost.unit, "price": cost.price});
+        let requests = self.requests.map(|requests| {
+            json!({
+                "seconds": requests.seconds, "by_kind": requests.by_kind,
+                "received_bytes": requests.received_bytes,
+            })
+        });
+        let costs: Vec<Value> = [&self.stored].into_iter().chain(&self.asked).map(cost).collect();
+        json!({"requests_since_start": requests, "costs": costs, "sum": self.sum()})
+    }
 }
 
 impl Requests {
@@ -196,7 +245,8 @@ mod tests {
             transfer_price: 0.01,
         };
         // A month has a hundred times these seconds.
-        let said = bill(&arguments, 500_000_000_000, Some(&requests));
+        let bill = Bill::of(&arguments, 500_000_000_000, Some(&requests));
+        let said = bill.to_text();
         for line in [
             "requests in the 25920 s since the server started: put 100, get 1000, head 0, list 0, delete 0; 2000000000 bytes received",
             "  500.000 GB stored, as now: 10.00",
@@ -207,6 +257,11 @@ mod tests {
         ] {
             assert!(said.lines().any(|other| other == line), "{line} in {said}");
         }
+        let found = bill.to_json();
+        assert_eq!(found["requests_since_start"]["by_kind"], json!({"put": 100.0, "get": 1000.0}));
+        assert_eq!(found["costs"][0], json!({"count": 500.0, "unit": "GB stored", "price": 10.0}));
+        assert_eq!((found["costs"].as_array().unwrap().len(), found["sum"].as_f64()), (4, Some(bill.sum())));
+        assert_eq!(Bill::of(&arguments, 0, None).to_json()["requests_since_start"], Value::Null);
         assert!(Requests::parse("a 1\n", 1.0).is_err());
     }
 }

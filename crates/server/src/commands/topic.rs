@@ -2,14 +2,16 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use client::{check, delete_topics};
 use serde_json::{Value, json};
+use wire::messages::alter_partition_reassignments_request::{ReassignablePartition, ReassignableTopic};
 use wire::messages::create_partitions_request::CreatePartitionsTopic;
 use wire::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
 use wire::messages::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
 use wire::messages::{
-    CreatePartitionsRequest, CreateTopicsRequest, DeleteRecordsRequest, DeleteTopicsRequest,
+    AlterPartitionReassignmentsRequest, CreatePartitionsRequest, CreateTopicsRequest, DeleteRecordsRequest,
+    DeleteTopicsRequest,
 };
 use wire::{ErrorCode, Text};
 
@@ -25,7 +27,7 @@ const DEFAULT_FACTOR: i16 = -1;
 
 /// Runs the command against a server.
 pub fn topic(bootstrap: &Bootstrap, verb: TopicVerb) -> anyhow::Result<()> {
-    let (mut cluster, output) = (connect(bootstrap)?, bootstrap.output);
+    let (mut cluster, output) = (connect(bootstrap)?, bootstrap.shown.output);
     match verb {
         TopicVerb::Create(asked) => create(&mut cluster, asked, output),
         TopicVerb::List => list(&mut cluster, output),
@@ -35,14 +37,25 @@ pub fn topic(bootstrap: &Bootstrap, verb: TopicVerb) -> anyhow::Result<()> {
             let text = || gone.iter().map(|name| format!("deleted {name}\n")).collect();
             show(output, text, || json!({"deleted": gone}))
         }
-        TopicVerb::Alter { name, configs, partitions } => {
-            if let Some(total) = partitions {
-                add_partitions(&mut cluster, &name, total)?;
+        TopicVerb::Alter { names, configs, partitions, replicas } => {
+            let mut change = |name: &str| {
+                if let Some(total) = partitions {
+                    add_partitions(&mut cluster, name, total)?;
+                }
+                if !configs.is_empty() {
+                    configs::alter(cluster.controller()?, configs::Kind::Topic, name, configs.clone())?;
+                }
+                if !replicas.is_empty() {
+                    reassign(&mut cluster, name, &replicas)?;
+                }
+                anyhow::Ok(())
+            };
+            for (number, name) in names.iter().enumerate() {
+                let changed = if number == 0 { "none".to_owned() } else { names[..number].join(", ") };
+                change(name).with_context(|| format!("{name} (changed: {changed})"))?;
             }
-            if !configs.is_empty() {
-                configs::alter(cluster.controller()?, configs::Kind::Topic, &name, configs)?;
-            }
-            show(output, || format!("changed {name}\n"), || json!({"changed": name}))
+            let text = || names.iter().map(|name| format!("changed {name}\n")).collect();
+            show(output, text, || json!({"changed": names}))
         }
         TopicVerb::AddPartitions { name, total } => {
             add_partitions(&mut cluster, &name, total)?;
@@ -102,12 +115,18 @@ fn describe(
     only: Option<TopicShown>,
     output: Output,
 ) -> anyhow::Result<()> {
-    let topics = match names {
+    let mut topics = match names {
         [] => cluster.topics()?,
         names => names.iter().map(|name| cluster.topic_as_it_is(name)).collect::<Result<_, _>>()?,
     };
-    if let Some(only) = only {
-        return describe_partitions(cluster, &topics, only, output);
+    match only {
+        None => {}
+        Some(TopicShown::Overridden) => {
+            let all: Vec<&str> = topics.iter().map(|topic| topic.name.as_str()).collect();
+            let overridden = configs::overridden(cluster.any()?, &all)?;
+            topics.retain(|topic| overridden.contains(&topic.name));
+        }
+        Some(only) => return describe_partitions(cluster, &topics, only, output),
     }
     let (mut text, mut json) = (Vec::new(), Vec::new());
     for topic in &topics {
@@ -119,9 +138,10 @@ fn describe(
             "configs": configs.to_json(),
         }));
     }
-    let one = names.len() == 1;
+    let one = names.len() == 1 && only.is_none();
     let json = || if one { json.pop().unwrap_or_default() } else { Value::from(json.split_off(0)) };
-    show(output, || text.join("\n"), json)
+    let text = || if text.is_empty() && only.is_some() { "no topic\n".into() } else { text.join("\n") };
+    show(output, text, json)
 }
 
 /// The partitions of a topic and its settings.
@@ -164,13 +184,15 @@ fn describe_partitions(
     let mut table = Table::new(&["TOPIC", "PARTITION", "LEADER", "REPLICAS", "IN SYNC"]);
     for topic in topics {
         let least = match only {
-            TopicShown::UnderMinIsr => min_in_sync(cluster, &topic.name)?,
+            TopicShown::UnderMinIsr | TopicShown::AtMinIsr => min_in_sync(cluster, &topic.name)?,
             _ => 0,
         };
         let shown = |partition: &&Partition| match only {
             TopicShown::UnderReplicated => partition.in_sync.len() < partition.replicas.len(),
             TopicShown::Unavailable => partition.leader < 0,
             TopicShown::UnderMinIsr => partition.in_sync.len() < least,
+            TopicShown::AtMinIsr => partition.in_sync.len() == least,
+            TopicShown::Overridden => false,
         };
         for partition in topic.partitions.iter().filter(shown) {
             table.row([
@@ -224,6 +246,30 @@ fn add_partitions(cluster: &mut Cluster, name: &str, total: i32) -> anyhow::Resu
         check(result.error_code, result.error_message.as_ref())?;
     }
     Ok(())
+}
+
+/// Gives partitions other brokers, or cancels that (AlterPartitionReassignments, KIP-455). The brokers copy the records afterwards.
+fn reassign(cluster: &mut Cluster, name: &str, replicas: &[(i32, Vec<i32>)]) -> anyhow::Result<()> {
+    let partition = |(index, brokers): &(i32, Vec<i32>)| ReassignablePartition {
+        partition_index: *index,
+        replicas: Some(brokers.clone()).filter(|brokers| !brokers.is_empty()),
+    };
+    let topic =
+        ReassignableTopic { name: Text::copied(name), partitions: replicas.iter().map(partition).collect() };
+    let request = AlterPartitionReassignmentsRequest {
+        timeout_ms: TIMEOUT_MS,
+        topics: vec![topic],
+        ..AlterPartitionReassignmentsRequest::default()
+    };
+    let answer = cluster.controller()?.call(&request)?;
+    check(answer.error_code, answer.error_message.as_ref())?;
+    let mut failed = Vec::new();
+    for of in answer.responses.iter().flat_map(|topic| &topic.partitions) {
+        if let Err(error) = check(of.error_code, of.error_message.as_ref()) {
+            failed.push(format!("partition {}: {error}", of.partition_index));
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { bail!("{}", failed.join("; ")) }
 }
 
 /// Deletes the records before a place, which is the end if none is given (DeleteRecords, KIP-107).

@@ -28,7 +28,7 @@ const FENCE_TIMEOUT_MS: i32 = 1000;
 
 /// Runs the command against a server.
 pub fn transaction(bootstrap: &Bootstrap, verb: TransactionVerb) -> anyhow::Result<()> {
-    let (mut cluster, output) = (connect(bootstrap)?, bootstrap.output);
+    let (mut cluster, output) = (connect(bootstrap)?, bootstrap.shown.output);
     match verb {
         TransactionVerb::List { states, producer_ids, open_for, ids } => {
             let asked = ListTransactionsRequest {

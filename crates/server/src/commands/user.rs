@@ -50,14 +50,14 @@ pub fn user(bootstrap: &Bootstrap, data_dir: Option<&Path>, verb: UserVerb) -> a
             for hash in chosen(&mechanisms) {
                 place.put(&name, hash, &password, iterations)?;
             }
-            show(bootstrap.output, || format!("{name} can log in\n"), || json!({"created": name}))
+            show(bootstrap.shown.output, || format!("{name} can log in\n"), || json!({"created": name}))
         }
         UserVerb::List => {
             let mut table = Table::new(&["USER", "MECHANISM", "ITERATIONS"]);
             for (name, hash, iterations) in place.all(None)? {
                 table.row([name, hash.mechanism().into(), iterations.to_string()]);
             }
-            show(bootstrap.output, || table.to_text(), || table.to_json())
+            show(bootstrap.shown.output, || table.to_text(), || table.to_json())
         }
         UserVerb::Delete { name, mechanisms } => {
             let all = place.all(Some(&name))?;
@@ -73,7 +73,7 @@ pub fn user(bootstrap: &Bootstrap, data_dir: Option<&Path>, verb: UserVerb) -> a
             let left = all.len() - found.len();
             let can = if left > 0 { " still" } else { " no longer" };
             show(
-                bootstrap.output,
+                bootstrap.shown.output,
                 || format!("{name} can{can} log in\n"),
                 || json!({"deleted": name, "mechanisms_left": left}),
             )

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::tests::{FAILED, LONG, Server, UNKNOWN_BYTES_MAX, framed, rules, until};
+use super::tests::{FAILED, LONG, Server, UNKNOWN_BYTES_MAX, framed, rules, rules_of, until};
 use super::*;
 use crate::admission::{Admission, Rules};
 use crate::connection_metrics::Reason;
@@ -122,9 +122,8 @@ async fn the_one_that_is_unknown_for_longest_makes_room() {
 
 #[tokio::test]
 async fn an_address_has_so_many_connections_and_no_more() {
-    let per_address =
-        |max| move |bounds: &mut Bounds| admit(bounds, Rules { per_address_max: max, ..rules() });
-    let server = Server::start(per_address(2)).await;
+    let config = broker::Config { connections_per_address_max: 2, ..broker::Config::default() };
+    let server = Server::start(|bounds| admit(bounds, rules_of(config))).await;
     let mut clients = [server.client().await, server.client().await];
     for client in &mut clients {
         client.send(b"e").await;
@@ -164,7 +163,8 @@ async fn an_address_over_its_quota_is_kept_waiting_and_others_are_not() {
 #[tokio::test]
 async fn past_its_rate_the_server_takes_nobody_for_a_while() {
     let window = broker::Window { samples: 2, sample_ms: 200 };
-    let server = Server::start(|bounds| admit(bounds, Rules { rate_max: 10.0, window, ..rules() })).await;
+    let config = broker::Config { connection_rate_max: 10, ..broker::Config::default() };
+    let server = Server::start(|bounds| admit(bounds, Rules { window, ..rules_of(config) })).await;
     let begun = Instant::now();
     let mut answered = Vec::new();
     for _ in 0..6 {

@@ -1,6 +1,6 @@
 //! Tests of the connection loop over real sockets, with a handler that the first byte of a frame controls.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -118,11 +118,14 @@ impl Handler for Fake {
 
 /// Rules without bounds.
 pub fn rules() -> Rules {
+    rules_of(broker::Config { connections_max: i32::MAX, ..broker::Config::default() })
+}
+
+/// Rules with the bounds of these settings.
+pub fn rules_of(config: broker::Config) -> Rules {
+    let config = Arc::new(config);
     Rules {
-        connections_max: usize::MAX,
-        per_address_max: usize::MAX,
-        overrides: BTreeMap::new(),
-        rate_max: f64::INFINITY,
+        now: Box::new(move || config.clone()),
         window: broker::Window { samples: 11, sample_ms: 1000 },
         quota: Box::new(|_| None),
     }

@@ -24,7 +24,7 @@ pub use listeners::{
     ClientAuthentication, ListenerSettings, OauthSettings, Pem, SaslSettings, SslSettings, TlsVersion,
 };
 pub use spelling::list;
-use spelling::{host_port, most_similar, toml_value, variable_suffix};
+use spelling::{host_port, json_value, most_similar, toml_value, variable_suffix};
 use table::{HIDDEN, ROWS, Scope, Text, Texts};
 
 /// Environment variables with this prefix are settings.
@@ -207,6 +207,9 @@ impl Settings {
             }
         }
         settings.resolve()?;
+        if let Some(problem) = settings.broker.connections_problem() {
+            return Err(settings.refuse("max.connections.per.ip", problem.into()));
+        }
         Ok(settings)
     }
 
@@ -240,11 +243,6 @@ impl Settings {
     /// The values for the whole server.
     pub fn values(&self) -> listeners::Values<'_> {
         listeners::Values { texts: &self.texts, listener: "" }
-    }
-
-    /// The connection bounds of single addresses (`max.connections.per.ip.overrides`).
-    pub fn connections_per_ip_overrides(&self) -> BTreeMap<std::net::IpAddr, usize> {
-        table::parse_overrides(&self.text("max.connections.per.ip.overrides")).unwrap_or_default()
     }
 
     /// The listener and the setting in `listener.name.<name>.<setting>`.
@@ -457,6 +455,19 @@ impl Settings {
             text.push_str(&toml_line(&format!("{OVERRIDE_PREFIX}{listener}.{name}"), &value.shown));
         }
         text
+    }
+
+    /// The same as an object. Settings whose default is a number or a truth value are such, all others are texts.
+    pub fn to_json(&self, all_of_them: bool) -> serde_json::Value {
+        let all = self.settings();
+        let shown = all.iter().filter(|setting| all_of_them || setting.value != setting.default);
+        let own =
+            shown.map(|setting| (setting.name.to_owned(), json_value(&setting.value, &setting.default)));
+        let overrides = self.texts.iter().filter(|((listener, _), _)| !listener.is_empty());
+        let overrides = overrides.map(|((listener, name), value)| {
+            (format!("{OVERRIDE_PREFIX}{listener}.{name}"), value.shown.as_str().into())
+        });
+        serde_json::Value::Object(own.chain(overrides).collect())
     }
 
     /// The name with the smallest edit distance to `name`, if that distance is small.

@@ -28,6 +28,20 @@ pub fn toml_value(text: &str) -> String {
     if bare { text.to_owned() } else { toml::Value::String(text.to_owned()).to_string() }
 }
 
+/// The value of a setting in JSON, of the type of its default: a number, a truth value or a text.
+pub fn json_value(text: &str, default: &str) -> serde_json::Value {
+    if let (Ok(number), Ok(_)) = (text.parse::<i64>(), default.parse::<i64>()) {
+        return number.into();
+    }
+    if let (Ok(number), Ok(_)) = (text.parse::<f64>(), default.parse::<f64>()) {
+        return number.into();
+    }
+    match (text.parse::<bool>(), default.parse::<bool>()) {
+        (Ok(either), Ok(_)) => either.into(),
+        _ => text.into(),
+    }
+}
+
 /// The name in `names` with the smallest edit distance to `name`, if that distance is small.
 pub fn most_similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let (letters, best) = names.map(|other| (letters_apart(name, other), other)).min()?;

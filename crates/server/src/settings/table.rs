@@ -5,12 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::IpAddr;
 
 use broker::{Config, ConfigError};
 
 use super::listeners::{self, ClientAuthentication, TlsVersion};
-use super::spelling::list;
 use crate::principal_mapping::MappingRules;
 
 /// The placeholder for secrets.
@@ -85,29 +83,6 @@ pub const ROWS: &[Row] = &[
         Scope::Server,
         truth,
         "Whether a listener that others can reach may do without encryption or without authentication.",
-    ),
-    row(
-        "max.connections.per.ip",
-        "2147483647",
-        Scope::Server,
-        natural::<0>,
-        "Connections from one address at most, whatever the listener. In the file the name needs quotes, since the longer\n\
-         one beside max.connections is no TOML without.",
-    ),
-    row(
-        "max.connections.per.ip.overrides",
-        "",
-        Scope::Server,
-        |text| parse_overrides(text).map(drop),
-        "The same for some addresses: 10.0.0.1:100,[::1]:200.",
-    ),
-    row(
-        "max.connection.creation.rate",
-        "2147483647",
-        Scope::Server,
-        natural::<1>,
-        "Connections taken in a second at most, over all listeners; beyond it clients wait. For single addresses there is\n\
-         the quota connection_creation_rate.",
     ),
     row(
         "connection.failed.authentication.delay.ms",
@@ -403,20 +378,6 @@ impl fmt::Debug for Text {
 
 /// The given values: by listener in lower case, or for all listeners (empty), then by name.
 pub type Texts = BTreeMap<(String, &'static str), Text>;
-
-/// Parses the connection bounds of single addresses.
-pub fn parse_overrides(text: &str) -> Result<BTreeMap<IpAddr, usize>, String> {
-    list(text)
-        .map(|part| {
-            let (address, count) = part.rsplit_once(':').ok_or(format!("{part} is not ADDRESS:COUNT"))?;
-            let bare = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
-            let ip: IpAddr = bare.parse().map_err(|_| format!("{address} is not an address"))?;
-            let count =
-                count.trim().parse().map_err(|_| format!("{count} is not a number of connections"))?;
-            Ok((ip.to_canonical(), count))
-        })
-        .collect()
-}
 
 fn anything(_: &str) -> Result<(), String> {
     Ok(())

@@ -258,6 +258,21 @@ fn topics_are_made_emptied_and_deleted() {
     for only in ["under-replicated", "under-min-isr", "unavailable"] {
         assert_eq!(json_of(&server, &format!("topic describe --only {only}")), json!([]));
     }
+    let at_least = json_of(&server, "topic describe --only at-min-isr");
+    assert_eq!(at_least.as_array().unwrap().len(), 5, "each partition has one copy: {at_least}");
+    let own = json_of(&server, "topic describe --only overridden");
+    assert_eq!((own.as_array().unwrap().len(), &own[0]["topic"]), (1, &json!("b")));
+    let changed = json_of(&server, "topic alter a b --config max.message.bytes=2000000");
+    assert_eq!(changed, json!({"changed": ["a", "b"]}));
+    assert_eq!(json_of(&server, "topic describe --only overridden").as_array().unwrap().len(), 2);
+    // The brokers that a partition is on already.
+    server.run("topic alter a --replicas 0=1 --replicas 1=1", "");
+    assert!(error_of(&server, "topic alter a --replicas 0=7").contains("INVALID_REPLICA_ASSIGNMENT"));
+    assert!(error_of(&server, "topic alter a --replicas 0=").contains("NO_REASSIGNMENT_IN_PROGRESS"));
+    for (arguments, why) in [("--replicas x=1", "PARTITION=BROKER,BROKER"), ("", "required")] {
+        let (code, _, errors) = server.try_run(format!("topic alter a {arguments}").trim_end(), "");
+        assert!(code == Some(2) && errors.contains(why), "{errors}");
+    }
 
     for partition in 0..2 {
         for time in [1000, 2000, 3000] {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use testing::process::{LONG, Program};
 use testing::server::{Server, small};
@@ -62,6 +62,15 @@ impl Place {
     fn on_bucket(&self, verb: &[&str]) -> (i32, String) {
         let bucket = self.text("bucket");
         self.run(&[verb, &["--from", &bucket]].concat())
+    }
+
+    /// What a command that succeeds prints for programs.
+    fn json_of(&self, verb: &[&str]) -> Value {
+        let bucket = self.text("bucket");
+        let (code, output, errors) =
+            MAINSTEM.run(&[verb, &["--from", &bucket, "--output", "json"]].concat(), "");
+        assert_eq!(code, Some(0), "{output}{errors}");
+        serde_json::from_str(&output).unwrap()
     }
 
     fn restore(&self, into: &str) -> (i32, String) {
@@ -141,6 +150,17 @@ fn a_lost_data_directory_comes_back() {
     assert!(code == 0 && said.contains("no damage"), "{said}");
     let (code, said) = place.on_bucket(&["log", "inspect"]);
     assert!(code == 0 && said.contains("t-0"), "{said}");
+    let found = place.json_of(&["log", "verify"]);
+    assert!(found["errors"] == 0 && found["logs"][0]["checked"]["batches"] != 0, "{found}");
+    assert_eq!(place.json_of(&["log", "inspect"])["logs"][0]["streams"][0]["topic"], "t");
+    let found = place.json_of(&["storage", "status"]);
+    assert!(found["objects"].as_array().unwrap().iter().any(|row| row["what"] == "all"), "{found}");
+    assert_eq!(found["month"]["costs"][0]["unit"], "GB stored");
+    let found = place.json_of(&["restore", "--data-dir", &place.text("third")]);
+    assert_eq!(
+        (&found["records"], &found["complete"], &found["topics"]),
+        (&json!(600), &json!(true), &json!(1))
+    );
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use testing::process::{LONG, Program, outcome, text};
 use testing::server::{Server, small};
@@ -183,6 +184,23 @@ fn what_config_prints_can_be_given_back() {
     assert_eq!(again, printed);
     let (code, version, _) = outcome(&mainstem(&["version"]).output().unwrap());
     assert_eq!((code, version), (Some(0), format!("mainstem {}\n", env!("CARGO_PKG_VERSION"))));
+    let version = json_of(&["version", "--output", "json"]).1;
+    assert_eq!(version, json!({"version": env!("CARGO_PKG_VERSION")}));
+    let set = ["--set", "num.partitions=7", "--set", "broker.rack=r"];
+    let (_, shown) = json_of(&[&["config", "--diff", "--output", "json"], &set[..]].concat());
+    assert_eq!(shown, json!({"num.partitions": 7, "broker.rack": "r"}));
+    let (code, checked) = json_of(&["config", "--output", "json", "--check", file.to_str().unwrap()]);
+    assert_eq!((code, checked), (Some(0), json!({"errors": [], "no_meaning": []})));
+    fs::write(&file, "no.partitions = 1\n").unwrap();
+    let (code, checked) = json_of(&["config", "--output", "json", "--check", file.to_str().unwrap()]);
+    assert!(code == Some(2) && checked["errors"][0].as_str().unwrap().contains("no.partitions"), "{checked}");
+}
+
+/// The exit code and the JSON of a command.
+fn json_of(arguments: &[&str]) -> (Option<i32>, Value) {
+    let output = mainstem(arguments).output().unwrap();
+    let shown = serde_json::from_slice(&output.stdout);
+    (output.status.code(), shown.unwrap_or_else(|error| panic!("{error}: {}", text(&output.stdout))))
 }
 
 #[test]
@@ -398,6 +416,27 @@ fn a_damaged_log_is_named_and_salvaged() {
     let (code, verified) = log_command("verify", &directory, &[]);
     assert!(code == Some(1) && verified.contains("letters-0 offsets 1 (1 batch)"), "{verified}");
     assert_eq!(dump(&directory).0, Some(1));
+    let hit = json!([{"stream": 1, "topic": "letters", "partition": 0, "from": 1, "to": 2, "batches": 1}]);
+    let as_json = |verb, more: &[&str]| {
+        let data_dir = ["--data-dir", directory.to_str().unwrap(), "--output", "json"];
+        json_of(&[&["log", verb], &data_dir[..], more].concat())
+    };
+    let (code, found) = as_json("verify", &[]);
+    assert_eq!((code, &found["findings"][0]["hits"]), (Some(1), &hit), "{found}");
+    assert!(found["refused"].is_string() && found["errors"] != json!(0), "{found}");
+    let (code, found) = as_json("salvage", &["--into", parent.path().join("other").to_str().unwrap()]);
+    assert_eq!((code, &found["dropped"][0]["hits"]), (Some(1), &hit), "{found}");
+    assert_eq!((&found["dropped_offsets"], &found["dropped_exact"]), (&json!(1), &json!(true)), "{found}");
+    assert_eq!(as_json("inspect", &[]).1["streams"][0]["topic"], "letters");
+    let (_, dumped) = log_command(
+        "dump",
+        &directory,
+        &["--topic", "letters", "--partition", "0", "--records", "--output", "json"],
+    );
+    let dumped: Vec<Value> = dumped.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let values: Vec<&Value> = dumped.iter().filter_map(|entry| entry.pointer("/records/0/value")).collect();
+    assert_eq!(values, ["one", "three"], "{dumped:?}");
+    assert!(dumped.iter().any(|entry| entry["damage"]["what"].is_string()), "{dumped:?}");
     let (code, salvaged) = log_command("salvage", &directory, &["--into", into.to_str().unwrap()]);
     assert_eq!(code, Some(1), "{salvaged}");
     assert!(salvaged.contains("letters-0 offsets 1 (1 batch)"), "{salvaged}");

@@ -34,7 +34,8 @@ impl Writer {
                 owners.push(stream);
             }
         }
-        let oldest_ms = self.shared.clock.now_ms() - self.shared.options.producer_expiry_ms;
+        let oldest_ms =
+            self.shared.clock.now_ms().saturating_sub(self.shared.options.tuning.producer_expiry_ms());
         let producer_bytes_max = producer_bytes_max(&self.segment);
         let (table, bound) = footer::encode_table(&mut self.shared.streams(), oldest_ms, producer_bytes_max);
         self.table = bound;
