@@ -12,6 +12,7 @@ use bytes::Bytes;
 use disk::{Engine, open_directory};
 use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc};
 use model::{BatchHeader, Offset, StreamId};
+use storage::copies::{Block, Copies, Opening, RefusedError};
 use storage::{
     AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, Log, Options, ReadRequest,
     ReadStep, SystemClock,
@@ -243,6 +244,76 @@ fn run(engine: Engine) {
     log.close();
     println!("{engine:?}: {appends} appends in {segments} segments");
     assert!(segments > 1, "{segments} segments");
+}
+
+/// What a fence has not told of was not taken: whoever replays the copy has everything that was answered.
+#[test]
+fn blocks_that_are_added_beside_a_fence_are_refused_or_told_of() {
+    const ROUNDS: u32 = 60;
+    let directory = tempfile::tempdir().unwrap();
+    let disk = Arc::new(open_directory(directory.path(), Engine::Plain).unwrap());
+    let options = Options { segment_bytes: 64 << 20, reserve_bytes: 0, ..Options::default() };
+    let copies = Copies::open(disk, options, Arc::new(SystemClock::default())).unwrap();
+    // Large enough that copying one takes longer than a fence.
+    let bytes = Bytes::from(vec![7; 2 << 20]);
+    let (mut refused, mut taken) = (0, 0);
+    for round in 0..ROUNDS {
+        let of = Opening { log_id: u128::from(round), epoch: 1 };
+        let answered = std::thread::scope(|scope| {
+            let add = scope.spawn(|| {
+                let mut answered = 0;
+                for number in 0.. {
+                    let block = Block { number, generation: 1, bytes: bytes.clone() };
+                    let done = Arc::new(Answer::default());
+                    match copies.add(of, &[block], number == 0, done.clone()) {
+                        Ok(()) => done.wait(),
+                        Err(RefusedError::Admit(AdmitError::Busy)) => continue,
+                        Err(RefusedError::Fenced(_)) => return answered,
+                        Err(error) => panic!("{error}"),
+                    }
+                    answered = number + 1;
+                }
+                answered
+            });
+            std::thread::sleep(Duration::from_micros(u64::from(round) * 150));
+            copies.fence(of.log_id, 2).unwrap();
+            while !copies.is_settled(of.log_id).unwrap() {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            let told = copies.extent(of).map_or(0, |extent| extent.next);
+            let answered = add.join().unwrap();
+            assert!(
+                answered <= told,
+                "round {round}: {answered} blocks were answered, and the fence told of {told}"
+            );
+            answered
+        });
+        refused += u32::from(answered == 0);
+        taken += answered;
+        copies.drop_before(of.log_id, 2);
+    }
+    println!("{taken} blocks were taken, none in {refused} rounds");
+    assert!(taken > 0);
+    copies.close();
+}
+
+/// Waits for the outcome of an append.
+#[derive(Default)]
+struct Answer(Mutex<Option<Result<(), AppendError>>>, Condvar);
+
+impl Answer {
+    fn wait(&self) {
+        let outcome = self.0.lock().unwrap();
+        let outcome = self.1.wait_while(outcome, |outcome| outcome.is_none()).unwrap();
+        outcome.clone().unwrap().unwrap();
+    }
+}
+
+impl Completion for Answer {
+    fn complete(&self, result: Result<(), AppendError>) {
+        *self.0.lock().unwrap() = Some(result);
+        self.1.notify_all();
+    }
 }
 
 #[test]

@@ -234,6 +234,11 @@ impl Copier {
         }
     }
 
+    /// Whether many blocks are kept for disks that lack them: more would begin a copy anew.
+    pub fn is_crowded(&self) -> bool {
+        self.0.state.lock().bytes > KEPT_BYTES / 2
+    }
+
     /// Opens without a set, where the object store has everything that was answered and the record of the log says so.
     pub fn open_alone(&self) -> bool {
         self.begin_keeping()

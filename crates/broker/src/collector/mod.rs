@@ -213,6 +213,8 @@ fn encode_roles(
     encode_gauges(&gauges, encoder)
 }
 
+/// The directory of the copies of other brokers' logs, as labels have it.
+const COPIES: &str = "copies";
 /// Labels that every client metric has. An attribute with one of these names is left out.
 const OWN_LABELS: [&str; 3] = ["client_instance_id", "client_id", "metric"];
 
@@ -308,16 +310,22 @@ fn encode_logs(broker: &Broker, encoder: &mut DescriptorEncoder) -> Result<(), s
             ConstCounter::new(value(statistics)).encode(family.encode_family(dir)?)?;
         }
     }
+    let copies = broker.copies.as_ref().map(|copies| (DirLabel { dir: COPIES.to_owned() }, copies));
     let help = "1 when the log has stopped and takes no more appends";
     let mut family = encoder.encode_descriptor("mainstem_log_stopped", help, None, gauge)?;
-    for (dir, _, stopped) in &logs {
-        ConstGauge::new(i64::from(*stopped)).encode(family.encode_family(dir)?)?;
+    let stopped = logs.iter().map(|(dir, _, stopped)| (dir, *stopped));
+    for (dir, stopped) in stopped.chain(copies.iter().map(|(dir, copies)| (dir, copies.stopped().is_some())))
+    {
+        ConstGauge::new(i64::from(stopped)).encode(family.encode_family(dir)?)?;
     }
     let help = "1 while appends are refused since the disk is full";
     let mut family = encoder.encode_descriptor("mainstem_log_full", help, None, gauge)?;
     for log in broker.logs.all().iter() {
         let label = DirLabel { dir: log.path.clone() };
         ConstGauge::new(i64::from(log.log.is_full())).encode(family.encode_family(&label)?)?;
+    }
+    if let Some((dir, copies)) = &copies {
+        ConstGauge::new(i64::from(copies.is_full())).encode(family.encode_family(dir)?)?;
     }
     let (name, help) = ("kafka_log_logmanager_logdirectoryoffline", "1 when a log directory is offline");
     let mut family = encoder.encode_descriptor(name, help, None, gauge)?;

@@ -37,6 +37,8 @@ const READERS_BYTES_MIN: usize = 16 * 1024 * 1024;
 const INDEX_CACHE_BYTES: usize = 32 * 1024 * 1024;
 /// Bytes of the newest records that stay in memory whatever their age, over all logs.
 const TAIL_KEPT_BYTES: usize = 128 * 1024 * 1024;
+/// Four blocks of the largest size fit, with what is around them.
+const COPIES_SEGMENT_BYTES_MIN: u64 = 16 * 1024 * 1024;
 /// Memory of each cache of the copies of other brokers' logs, where they are read only when such a log gets another owner.
 const COPIES_CACHE_BYTES: usize = 4 * 1024 * 1024;
 /// Bytes of the newest copies that stay in memory where consumers read them.
@@ -210,8 +212,8 @@ impl Opening {
         };
         #[allow(clippy::needless_update, reason = "simulations have a field more")]
         let options = storage::Options {
-            // As those of the logs, whose blocks have to fit.
-            segment_bytes: segment_bytes(config),
+            // As those of the logs, whose blocks have to fit, also where segments are small: a batch has a quarter of one at most.
+            segment_bytes: segment_bytes(config).max(COPIES_SEGMENT_BYTES_MIN),
             tail_cache_bytes: newest,
             tail_kept_bytes: newest,
             region_cache_bytes: COPIES_CACHE_BYTES,

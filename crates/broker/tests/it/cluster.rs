@@ -219,6 +219,19 @@ impl Cluster {
         }
     }
 
+    /// Waits until the sum of a metric over all brokers is as `wanted`.
+    async fn until_metric(&self, name: &str, wanted: &dyn Fn(u64) -> bool) {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let now = metric_of(self.brokers.values(), name);
+            if wanted(now) {
+                return;
+            }
+            assert!(Instant::now() < until, "{name} is {now}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     /// Reads every partition, and compares it with what was acknowledged. Records may come twice, because an append
     /// whose answer was an error is repeated.
     async fn read_all(&self) {
@@ -576,9 +589,18 @@ async fn acks_all_needs_replicas_in_sync() {
             "broker {node} has all partitions, in a log or copied"
         );
     }
+    cluster
+        .until_metric("kafka_server_replicamanager_underreplicatedpartitions", &|missing| missing == 0)
+        .await;
+    let stay = cluster.brokers.iter().filter(|(node, _)| **node != 1).map(|(_, broker)| broker);
+    let shrinks = metric_of(stay, "kafka_server_replicamanager_isrshrinks_total");
     cluster.stop_signs(1);
     cluster.until_in_sync(&[2, 3]).await;
     cluster.produce().await;
+    // Each partition lacks the broker that is gone.
+    let all_miss = |missing| missing == u64::try_from(PARTITIONS).unwrap();
+    cluster.until_metric("kafka_server_replicamanager_underreplicatedpartitions", &all_miss).await;
+    cluster.until_metric("kafka_server_replicamanager_isrshrinks_total", &|now| now > shrinks).await;
     // A busy machine may let a lease end, and a log move.
     let answered = async |cluster: &Cluster, acks: i16| {
         let until = Instant::now() + PATIENCE;
@@ -603,9 +625,11 @@ async fn acks_all_needs_replicas_in_sync() {
     cluster.stop_signs(2);
     cluster.until_in_sync(&[3]).await;
     assert_eq!(answered(&cluster, -1).await, ErrorCode::NotEnoughReplicas.code());
+    let expands = metric_of(cluster.brokers.values(), "kafka_server_replicamanager_isrexpands_total");
     cluster.start(1);
     cluster.until_in_sync(&[1, 3]).await;
     cluster.produce().await;
+    cluster.until_metric("kafka_server_replicamanager_isrexpands_total", &|now| now > expands).await;
     for broker in cluster.brokers.values() {
         broker.close().await;
     }
@@ -919,9 +943,17 @@ fn bytes_of(data: &m::fetch_response::PartitionData) -> Bytes {
 
 /// The bytes that consumers got from copies of other brokers' logs.
 fn read_from_copies(broker: &Arc<Broker>) -> u64 {
-    let mut registry = Registry::default();
-    broker.register_metrics(&mut registry);
-    metric(&registry, "mainstem_copies_fetched_bytes_total")
+    metric_of([broker].into_iter(), "mainstem_copies_fetched_bytes_total")
+}
+
+/// The sum of a metric over brokers.
+fn metric_of<'a>(brokers: impl Iterator<Item = &'a Arc<Broker>>, name: &str) -> u64 {
+    let of = |broker: &Arc<Broker>| {
+        let mut registry = Registry::default();
+        broker.register_metrics(&mut registry);
+        metric(&registry, name)
+    };
+    brokers.map(of).sum()
 }
 
 const BY_RACK: (&str, &str) =

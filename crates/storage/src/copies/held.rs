@@ -128,6 +128,16 @@ impl Copy {
     }
 }
 
+impl State {
+    /// Fails if blocks of an opening are refused.
+    fn check_fence(&self, of: Opening) -> Result<(), RefusedError> {
+        match self.fences.get(&of.log_id) {
+            Some(fence) if of.epoch < *fence => Err(RefusedError::Fenced(*fence)),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Copies {
     /// Opens the copies on `disk`, of logs that have `options`. Blocks during recovery.
     pub fn open(disk: Arc<dyn Disk>, options: Options, clock: Arc<dyn Clock>) -> Result<Copies, OpenError> {
@@ -185,9 +195,7 @@ impl Copies {
         let _adding = self.adding.lock();
         let next = {
             let state = self.state.lock();
-            if let Some(fence) = state.fences.get(&of.log_id).filter(|fence| of.epoch < **fence) {
-                return Err(RefusedError::Fenced(*fence));
-            }
+            state.check_fence(of)?;
             state.copies.get(&of).map(|copy| copy.next)
         };
         let in_a_row = blocks.iter().zip(first..).all(|(block, number)| block.number == number);
@@ -203,6 +211,8 @@ impl Copies {
             admitted.push(self.log.admit(batch.len())?);
         }
         let mut state = self.state.lock();
+        // Whoever has fenced the log meanwhile was told of the blocks that were taken before: these are not among them.
+        state.check_fence(of)?;
         let State { copies, next_stream, .. } = &mut *state;
         if !continues && let Some(old) = copies.remove(&of) {
             self.log.delete(&old.stream, None);
@@ -263,6 +273,16 @@ impl Copies {
             Some(error) if !settled => Err(error),
             _ => Ok(settled),
         }
+    }
+
+    /// Whether blocks are refused since the disk is full.
+    pub fn is_full(&self) -> bool {
+        self.log.is_full()
+    }
+
+    /// Why nothing is added any more; `None` if that is not so.
+    pub fn stopped(&self) -> Option<AppendError> {
+        self.log.stopped()
     }
 
     /// The logs of which there are copies.

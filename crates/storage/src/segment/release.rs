@@ -6,11 +6,18 @@ use super::Segments;
 use crate::completion::AppendError;
 use crate::stream::{Stream, Waiter};
 
-/// Moves a stream's start and releases the extents below it.
+/// Moves a stream's start and releases the extents below it. What was trimmed was visible, which a copy that has the trim may not
+/// say: the visible end is never below the start.
 pub(crate) fn trim(stream: &Stream, to: Offset, segments: &Segments) {
     let mut dropped = Vec::new();
-    stream.lock().trim(to, |sequence, bytes| dropped.push((sequence, bytes)));
+    let shown = {
+        let mut state = stream.lock();
+        state.trim(to, |sequence, bytes| dropped.push((sequence, bytes)));
+        let start = state.start;
+        state.show(start)
+    };
     release(&dropped, segments);
+    shown.into_iter().flatten().for_each(|waiter| waiter.done.complete(Ok(())));
 }
 
 /// Drops the local copies of a stream's records below `to`, as far as they are stored in objects.

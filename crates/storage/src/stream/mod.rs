@@ -208,6 +208,7 @@ impl Stream {
     /// Start, committed end and size.
     pub fn bounds(&self) -> Bounds {
         let state = self.state.lock();
+        debug_assert!(state.start <= state.committed, "what was trimmed of {:?} was visible", self.id);
         Bounds {
             start: state.start,
             committed: state.committed,

@@ -1,7 +1,7 @@
 //! The copies of the logs that this process opens: it appends what only copies have, before the partitions lead, and sends its own
 //! blocks to the disks of others.
 
-use std::cmp::Ordering;
+use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -24,9 +24,12 @@ use crate::image::records::OwnerRecord;
 use crate::image::{Metadata, Record, Update};
 use crate::metrics::Metrics;
 
-/// After one disk of a set has answered, the others have so long: one may have more, after its disk has lost a sync.
-const OTHERS_WITHIN: Duration = Duration::from_millis(100);
-/// A log waits so long for room.
+/// After one disk of a set has answered, the others have so long: one may have more, where that one has lost a sync. Brokers that
+/// are gone are not waited for.
+const OTHERS_WITHIN: Duration = Duration::from_secs(1);
+/// A copy that could not be read in so many attempts comes after a shorter one.
+const READ_ATTEMPTS: u32 = 5;
+/// A log waits so long for room, and for the disks that get its blocks.
 const ROOM_WITHIN: Duration = Duration::from_secs(10);
 
 /// A log in the cluster, for its copier.
@@ -86,6 +89,14 @@ impl Cluster for InCluster {
     }
 }
 
+/// The order in which copies are read that could not be read in so many attempts: the longest first, since a shorter one may be on a
+/// disk that has lost a sync. Of those with as many blocks the one that can be read, and a shorter one if the longest cannot be read
+/// again and again. Never none at all in place of one.
+fn by_preference(extent: Option<Extent>, failures: u32) -> (bool, u32, Reverse<u64>, u32) {
+    let next = extent.map_or(0, |extent| extent.next);
+    (extent.is_none(), failures / READ_ATTEMPTS, Reverse(next), failures)
+}
+
 /// What the disks of a copy set have said.
 type Answers = Arc<Mutex<BTreeMap<Uuid, Result<Vec<Extent>, DiskError>>>>;
 
@@ -131,21 +142,27 @@ impl Shared {
         }
         let of = Opening { log_id: log.id(), epoch: *set_epoch };
         let mut left = self.fence(set, of, epoch, unwanted)?;
-        // What another attempt could not read comes last.
-        left.sort_by_key(|(disk, _)| self.unreadable.lock().contains(&(of.log_id, *disk)));
+        {
+            let unreadable = self.unreadable.lock();
+            let failures = |disk: Uuid| unreadable.get(&(of.log_id, disk)).copied().unwrap_or(0);
+            left.sort_by_key(|(disk, extent)| by_preference(*extent, failures(*disk)));
+        }
         let Some((disk, Some(extent))) = left.first().copied() else { return Ok(()) };
         let appended = self.replay(log, disk, extent, unwanted);
         match &appended {
             // A part may be appended, so another disk has to wait for the next attempt.
-            Err(BringError::Copies(_)) => drop(self.unreadable.lock().insert((of.log_id, disk))),
-            _ => self.unreadable.lock().retain(|(log_id, _)| *log_id != of.log_id),
+            Err(BringError::Copies(_)) => {
+                *self.unreadable.lock().entry((of.log_id, disk)).or_default() += 1;
+            }
+            Err(_) => {}
+            Ok(_) => self.unreadable.lock().retain(|(log_id, _), _| *log_id != of.log_id),
         }
         let (name, batches) = (Uuid::from_u128(of.log_id), appended?);
         tracing::info!(log = %name, %disk, batches, "appended what only copies had");
         Ok(())
     }
 
-    /// Fences the disks of a set. Returns those that have answered, with what they have of `of`, the longest first. One is enough.
+    /// Fences the disks of a set. Returns those that have answered, with what they have of `of`. One is enough.
     fn fence(
         &self,
         set: &BTreeSet<Uuid>,
@@ -178,8 +195,7 @@ impl Shared {
                 let extent = |extents: &Vec<Extent>| extents.iter().find(|extent| extent.of == of).copied();
                 let fenced =
                     there.iter().filter_map(|(disk, answer)| answer.as_ref().ok().map(|it| (disk, it)));
-                let mut fenced: Vec<_> = fenced.map(|(disk, extents)| (*disk, extent(extents))).collect();
-                fenced.sort_by_key(|(_, extent)| std::cmp::Reverse(extent.map(|extent| extent.next)));
+                let fenced: Vec<_> = fenced.map(|(disk, extents)| (*disk, extent(extents))).collect();
                 if fenced.is_empty() {
                     let errors: Vec<String> = there
                         .values()
@@ -205,6 +221,11 @@ impl Shared {
     ) -> Result<u64, BringError> {
         let Parts { threads, disks, .. } = &self.parts;
         let mut replay = log.replay();
+        let name = Uuid::from_u128(extent.of.log_id).to_string();
+        let copier = self.copiers.lock().get(&name).cloned();
+        // All of it together, since a disk may take no more at all.
+        let until = threads.now() + ROOM_WITHIN;
+        let crowded = || threads.now() < until && copier.as_ref().is_some_and(Copier::is_crowded);
         let mut from = extent.first;
         while from < extent.next {
             let blocks = disks.read(disk, extent.of, from);
@@ -214,7 +235,7 @@ impl Shared {
                 return Err(BringError::Copies(format!("blocks from number {from} on are gone")));
             }
             for block in &blocks {
-                self.add_block(&mut replay, block, unwanted)?;
+                self.add_block(&mut replay, block, &crowded, unwanted)?;
             }
             from = end;
         }
@@ -234,6 +255,7 @@ impl Shared {
         &self,
         replay: &mut Replay<'_>,
         block: &Block,
+        crowded: &dyn Fn() -> bool,
         unwanted: &AtomicBool,
     ) -> Result<(), BringError> {
         let threads = &self.parts.threads;
@@ -241,6 +263,11 @@ impl Shared {
         loop {
             if unwanted.load(Acquire) {
                 return Err(BringError::Unwanted);
+            }
+            // Blocks that a disk lacks and that are not kept any more have to be stored before it counts.
+            if crowded() {
+                threads.sleep(STORED_CHECK);
+                continue;
             }
             match replay.add(block) {
                 Err(ReplayError::Admit(AdmitError::Busy)) if threads.now() < until => {
@@ -261,5 +288,28 @@ impl Shared {
                 copies.drop_before(log_id, owner.set_epoch);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_copy_is_read_first_and_none_never_in_place_of_one() {
+        let extent = |next| Some(Extent { of: Opening { log_id: 1, epoch: 1 }, first: 0, next });
+        let first = |copies: &[(Option<Extent>, u32)]| {
+            let best = copies
+                .iter()
+                .enumerate()
+                .min_by_key(|(_, (extent, failures))| by_preference(*extent, *failures));
+            best.unwrap().0
+        };
+        assert_eq!(first(&[(extent(80), 0), (extent(100), 0)]), 1);
+        assert_eq!(first(&[(extent(80), 0), (extent(100), READ_ATTEMPTS - 1)]), 1, "one request may fail");
+        assert_eq!(first(&[(extent(80), 0), (extent(100), READ_ATTEMPTS)]), 0);
+        assert_eq!(first(&[(extent(80), READ_ATTEMPTS), (extent(100), READ_ATTEMPTS)]), 1);
+        assert_eq!(first(&[(extent(100), 1), (extent(100), 0)]), 1);
+        assert_eq!(first(&[(None, 0), (extent(100), 7 * READ_ATTEMPTS)]), 1);
     }
 }

@@ -112,8 +112,8 @@ struct Shared {
     seen: Mutex<BTreeMap<String, (u32, Duration)>>,
     /// Who sends the blocks of each log that is open.
     copiers: Mutex<BTreeMap<String, Copier>>,
-    /// The disks whose copies of a log could not be read at the last attempt.
-    unreadable: Mutex<BTreeSet<(u128, Uuid)>>,
+    /// How many attempts in a row could not read the copy of a log on a disk.
+    unreadable: Mutex<BTreeMap<(u128, Uuid), u32>>,
     /// The epochs in which logs were closed that the object store has all of.
     stored: Mutex<BTreeMap<String, u32>>,
     faults: Faults,
@@ -492,7 +492,8 @@ impl Shared {
                 let streams = open.log.streams();
                 let behind = streams.iter().any(|stream| {
                     let bounds = stream.bounds();
-                    bounds.stored.unwrap_or(bounds.start) < bounds.synced
+                    // What was trimmed is stored by nobody.
+                    bounds.stored.unwrap_or(bounds.start).max(bounds.start) < bounds.synced
                 });
                 let may = open.log.stopped().is_none() && !self.store.lock().away;
                 (behind || !open.log.is_stored()) && may && threads.now() < until

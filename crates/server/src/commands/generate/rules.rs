@@ -25,7 +25,7 @@ pub const RULES: &[Rule] = &[
         lasting: "0m",
         severity: CRITICAL,
         summary: "The log in {{ $labels.dir }} of {{ $labels.instance }} takes no more records",
-        action: "The disk failed a write or a sync. Look at the disk, then restart the server.",
+        action: "The disk failed a write or a sync. Look at the disk, then restart the server. In the directory copies are those of other brokers' logs, which go on without it.",
     },
     Rule {
         name: "MainstemLogFull",
@@ -82,6 +82,14 @@ pub const RULES: &[Rule] = &[
         severity: WARNING,
         summary: "The object store does not answer {{ $labels.instance }}",
         action: "The broker gives its logs away until the store answers again.",
+    },
+    Rule {
+        name: "MainstemReplicasComeAndGo",
+        expression: "sum by (instance) (increase(kafka_server_replicamanager_isrshrinks_total[15m])) > 5",
+        lasting: "0m",
+        severity: WARNING,
+        summary: "Brokers with copies of logs of {{ $labels.instance }} lag time and again",
+        action: "The log of {{ $labels.instance }} names their disks. Look at the network between the brokers, and at those disks.",
     },
     Rule {
         name: "MainstemLogsClosed",
