@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 LINES_MAX = 3000
+# A hundred a second, which would push out all others.
+FETCHES = re.compile(rb" (Sent|Received) Fetch(Request|Response) ")
 # %7|1732896000.123|SEND|name#consumer-1| text
 LINE = re.compile(rb"%\d\|[\d.]+\|\w+\|(?P<client>[^|#]+)#\w+-\d+\|")
 
@@ -28,6 +30,8 @@ class ClientLogs:
         with os.fdopen(descriptor, "rb") as lines:
             for line in lines:
                 if found := LINE.match(line):
+                    if FETCHES.search(line):
+                        continue
                     self.lines[found["client"].decode()].append(f"{stamp()} {line.decode(errors='replace').rstrip()}")
                 else:
                     os.write(self.others, line)

@@ -14,6 +14,7 @@ FLAPS, CUT_SECONDS, MENDED_SECONDS = 12, (0.05, 1.5), (0.05, 1)
 STUTTERS, STOPPED_SECONDS, GOING_SECONDS = 10, (0.2, 1), (0.05, 0.4)
 # Room for some segments beside what stays free (log.reserve.bytes, 256 MiB).
 FULL_DISK_BYTES = 512 << 20
+LONGER_THAN_A_SESSION = 5
 # What a disk forgets that lies, at the end of what it has synced.
 FORGOTTEN_BYTES = (4096, 1 << 20)
 SECTOR, BLOCK_MAGIC = 4096, b"MSbk"
@@ -100,6 +101,26 @@ def a_disk_forgets_its_end(cluster, ledger, rng):
     cluster.at_home()
     cluster.in_sync()
     return f"{lost} blocks of broker {liar.node}, and broker {other.node}; all partitions answer after {outcome:.1f} s"
+
+
+def the_power_is_cut_and_a_disk_forgets(cluster, ledger, rng):
+    """All brokers lose their power. The one that is back first lacks the last that it had said to be synced, which the others have."""
+    cluster.in_sync()
+    brokers = list(cluster.brokers.values())
+    rng.shuffle(brokers)
+    for broker in brokers:
+        broker.kill()
+    liar, *others = brokers
+    lost = forget(liar.directory / "data" / "copies", rng.randint(*FORGOTTEN_BYTES))
+    liar.start()
+    # It gets all logs, and would open them with what it has.
+    time.sleep(LONGER_THAN_A_SESSION)
+    for broker in others:
+        broker.start()
+    outcome = ledger.answers()
+    cluster.at_home()
+    cluster.in_sync()
+    return f"{lost} blocks of broker {liar.node}; all partitions answer after {outcome:.1f} s"
 
 
 def a_disk_forgets_a_block(cluster, ledger, rng):

@@ -122,6 +122,7 @@ pub async fn fence(
                 epoch: extent.of.epoch.cast_signed(),
                 first: signed(extent.first),
                 next: signed(extent.next),
+                proven: extent.proven,
             };
             let copies = extents.into_iter().map(copy).collect();
             m::FenceCopiesResponse { copies, ..m::FenceCopiesResponse::default() }

@@ -147,6 +147,7 @@ impl CopyDisks for PeerDisks {
             of: Opening { log_id, epoch: copy.epoch.cast_unsigned() },
             first: unsigned(copy.first),
             next: unsigned(copy.next),
+            proven: copy.proven,
         };
         Ok(answer.copies.iter().map(extent).collect())
     }

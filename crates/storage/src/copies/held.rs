@@ -83,6 +83,9 @@ pub struct Extent {
     pub first: u64,
     /// The number behind its last block that is synced.
     pub next: u64,
+    /// Whether blocks were added since the copies were opened. They follow what is there, so its end has not been lost in a power
+    /// cut, by a disk that had said it to be synced.
+    pub proven: bool,
 }
 
 /// The copies of a disk.
@@ -113,13 +116,15 @@ struct Copy {
     /// The number behind the last block that was taken.
     next: u64,
     begins: Begins,
+    /// Blocks were added since the copies were opened.
+    grown: bool,
 }
 
 impl Copy {
     fn extent(&self, of: Opening) -> Extent {
         let bounds = self.stream.bounds();
         let number = |offset: Offset| self.begin + u64::try_from(offset.0).unwrap_or_default();
-        Extent { of, first: number(bounds.start), next: number(bounds.committed) }
+        Extent { of, first: number(bounds.start), next: number(bounds.committed), proven: self.grown }
     }
 
     /// The offset of the block `number`.
@@ -170,7 +175,7 @@ impl Copies {
             let (at, of, block) =
                 parse(first).ok_or_else(|| io(io::Error::new(io::ErrorKind::InvalidData, what)))?;
             let begin = block.number.saturating_sub(at);
-            let mut copy = Copy { stream, begin, next: 0, begins: Begins::default() };
+            let mut copy = Copy { stream, begin, next: 0, begins: Begins::default(), grown: false };
             copy.next = copy.extent(of).next;
             state.copies.insert(of, copy);
         }
@@ -220,11 +225,12 @@ impl Copies {
         let copy = copies.entry(of).or_insert_with(|| {
             let stream = self.log.stream(StreamId(*next_stream));
             *next_stream += 1;
-            Copy { stream, begin: first, next: first, begins: Begins::default() }
+            Copy { stream, begin: first, next: first, begins: Begins::default(), grown: false }
         });
         blocks.iter().for_each(|block| copy.begins.push(block));
         let (stream, mut base_offset) = (copy.stream.clone(), copy.offset(copy.next));
         copy.next += blocks.len() as u64;
+        copy.grown |= !blocks.is_empty();
         drop(state);
         if blocks.is_empty() {
             // Others have added them, and may wait for them still. This comes behind them in the log.

@@ -58,6 +58,8 @@ pub struct CopyExtent {
     pub first: i64,
     /// Versions 0+.
     pub next: i64,
+    /// Versions 0+, tag 0.
+    pub proven: bool,
 }
 
 impl Part for CopyExtent {
@@ -67,15 +69,28 @@ impl Part for CopyExtent {
     }
 
     fn read(r: &mut Reader, v: i16, flex: bool) -> Result<Self, DecodeError> {
-        let x = Self { epoch: r.i32()?, first: r.i64()?, next: r.i64()? };
-        r.skip_tags()?;
+        let mut x = Self { epoch: r.i32()?, first: r.i64()?, next: r.i64()?, proven: false };
+        r.tags(|r, tag| {
+            match tag {
+                0 => x.proven = r.bool()?,
+                _ => return Ok(false),
+            }
+            Ok(true)
+        })?;
         Ok(x)
     }
     fn write(&self, w: &mut Writer, v: i16, flex: bool) -> Result<(), EncodeError> {
         w.i32(self.epoch);
         w.i64(self.first);
         w.i64(self.next);
-        w.no_tags();
+        let mut tags = Tags::default();
+        if self.proven {
+            tags.put(0, |w| {
+                w.bool(self.proven);
+                Ok(())
+            })?;
+        }
+        w.tags(tags);
         Ok(())
     }
 }
@@ -83,6 +98,6 @@ impl Part for CopyExtent {
 #[cfg(test)]
 impl Arbitrary for CopyExtent {
     fn arbitrary(g: &mut Source, v: i16) -> Self {
-        Self { epoch: g.any(v), first: g.any(v), next: g.any(v) }
+        Self { epoch: g.any(v), first: g.any(v), next: g.any(v), proven: g.any(v) }
     }
 }

@@ -27,6 +27,10 @@ use crate::metrics::Metrics;
 /// After one disk of a set has answered, the others have so long: one may have more, where that one has lost a sync. Brokers that
 /// are gone are not waited for.
 const OTHERS_WITHIN: Duration = Duration::from_secs(1);
+/// So long if nothing says that its copy is whole, whether they are there or not.
+const ABSENT_WITHIN: Duration = Duration::from_secs(10);
+/// They are asked so often then.
+const ASKED_EVERY: Duration = Duration::from_millis(500);
 /// A copy that could not be read in so many attempts comes after a shorter one.
 const READ_ATTEMPTS: u32 = 5;
 /// A log waits so long for room, and for the disks that get its blocks.
@@ -100,6 +104,20 @@ fn by_preference(extent: Option<Extent>, failures: u32) -> (bool, u32, Reverse<u
 /// What the disks of a copy set have said.
 type Answers = Arc<Mutex<BTreeMap<Uuid, Result<Vec<Extent>, DiskError>>>>;
 
+/// Those that were fenced, with what they have of an opening, and why others were not.
+type Fenced = (Vec<(Uuid, Option<Extent>)>, BTreeMap<Uuid, String>);
+
+fn split(answers: &BTreeMap<Uuid, Result<Vec<Extent>, DiskError>>, of: Opening) -> Fenced {
+    let (mut fenced, mut failed) = (Vec::new(), BTreeMap::new());
+    for (disk, answer) in answers {
+        match answer {
+            Ok(extents) => fenced.push((*disk, extents.iter().find(|extent| extent.of == of).copied())),
+            Err(error) => drop(failed.insert(*disk, error.to_string())),
+        }
+    }
+    (fenced, failed)
+}
+
 impl Shared {
     /// Begins to send the blocks of a log to the disks of others.
     pub(super) fn start_copier(&self, log: &Arc<Log>, name: &str, epoch: u32) -> Copier {
@@ -162,7 +180,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Fences the disks of a set. Returns those that have answered, with what they have of `of`. One is enough.
+    /// Fences the disks of a set. Returns those that have answered, with what they have of `of`. One is enough, unless its broker has
+    /// started anew since it got its last block: a disk may have lost what it had said to be synced, and then the others are
+    /// waited for, also if they are not there yet.
     fn fence(
         &self,
         set: &BTreeSet<Uuid>,
@@ -172,41 +192,42 @@ impl Shared {
     ) -> Result<Vec<(Uuid, Option<Extent>)>, BringError> {
         let Parts { threads, disks, .. } = &self.parts;
         let answers = Answers::default();
-        for disk in set.iter().copied() {
+        let ask = |disk: Uuid| {
             let (disks, answers): (Arc<dyn CopyDisks>, _) = (disks.clone(), answers.clone());
             let ask = move || {
                 let answer = disks.fence(disk, of.log_id, epoch);
                 answers.lock().insert(disk, answer);
             };
-            threads.spawn("fences", Box::new(ask))?;
-        }
+            threads.spawn("fences", Box::new(ask))
+        };
+        set.iter().try_for_each(|disk| ask(*disk))?;
+        let mut asked_at = threads.now();
         let mut first = None;
         loop {
             if unwanted.load(Acquire) {
                 return Err(BringError::Unwanted);
             }
             let now = threads.now();
-            let there = answers.lock();
-            if there.values().any(Result::is_ok) {
+            let (fenced, failed) = split(&answers.lock(), of);
+            if !fenced.is_empty() {
                 first.get_or_insert(now);
             }
-            let late = first.is_some_and(|first| now >= first + OTHERS_WITHIN);
-            if there.len() == set.len() || late {
-                let extent = |extents: &Vec<Extent>| extents.iter().find(|extent| extent.of == of).copied();
-                let fenced =
-                    there.iter().filter_map(|(disk, answer)| answer.as_ref().ok().map(|it| (disk, it)));
-                let fenced: Vec<_> = fenced.map(|(disk, extents)| (*disk, extent(extents))).collect();
-                if fenced.is_empty() {
-                    let errors: Vec<String> = there
-                        .values()
-                        .filter_map(|answer| answer.as_ref().err())
-                        .map(DiskError::to_string)
-                        .collect();
-                    return Err(BringError::Copies(errors.join("; ")));
-                }
+            let late = |after: Duration| first.is_some_and(|first| now >= first + after);
+            let proven = fenced.iter().any(|(_, extent)| extent.is_some_and(|extent| extent.proven));
+            let all_said = fenced.len() + failed.len() == set.len();
+            if fenced.len() == set.len() || proven && (all_said || late(OTHERS_WITHIN)) || late(ABSENT_WITHIN)
+            {
                 return Ok(fenced);
             }
-            drop(there);
+            if failed.len() == set.len() {
+                let errors: Vec<String> = failed.into_values().collect();
+                return Err(BringError::Copies(errors.join("; ")));
+            }
+            if !failed.is_empty() && now >= asked_at + ASKED_EVERY {
+                asked_at = now;
+                answers.lock().retain(|_, answer| answer.is_ok());
+                failed.keys().try_for_each(|disk| ask(*disk))?;
+            }
             threads.sleep(STORED_CHECK);
         }
     }
@@ -297,7 +318,8 @@ mod tests {
 
     #[test]
     fn the_longest_copy_is_read_first_and_none_never_in_place_of_one() {
-        let extent = |next| Some(Extent { of: Opening { log_id: 1, epoch: 1 }, first: 0, next });
+        let extent =
+            |next| Some(Extent { of: Opening { log_id: 1, epoch: 1 }, first: 0, next, proven: true });
         let first = |copies: &[(Option<Extent>, u32)]| {
             let best = copies
                 .iter()
