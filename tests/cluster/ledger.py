@@ -1,12 +1,15 @@
 """The load on a cluster and what it was promised: numbered records of an idempotent producer, groups that follow them."""
 
 import collections
+import faulthandler
 import json
+import subprocess
 import threading
 import time
 
 from clientlogs import ClientLogs, stamp, threads
 from errors import REPEATED
+from suite import place
 
 TOPIC, PARTITIONS = "ledger", 12
 # Records that are sent and not acknowledged yet, over all partitions.
@@ -190,6 +193,16 @@ class Ledger:
                 except Exception as error:
                     print(what, repr(error), file=out)
         (directory / "threads.txt").write_text(threads())
+        with open(directory / "stacks.txt", "w") as out:
+            faulthandler.dump_traceback(out)
+        with open(directory / "histories.txt", "w") as out:
+            now = time.monotonic()
+            for operation in self.histories.operations[-200:]:
+                print(f"{operation.began - now:.1f} s: {vars(operation)}", file=out)
+            print(self.errors, *self.errors.noted[-100:], sep="\n", file=out)
+        with open(directory / "transactions.txt", "w") as out:
+            subprocess.run([place.MAINSTEM, "transaction", "list", "--bootstrap", self.cluster.bootstrap.split(",")[0]], stdout=out,
+                           stderr=subprocess.STDOUT, timeout=30, check=False)
         # A call that a server does not answer ends after a minute.
         time.sleep(70)
         for group in self.groups:
