@@ -225,7 +225,8 @@ impl Shared {
             }
             if !failed.is_empty() && now >= asked_at + ASKED_EVERY {
                 asked_at = now;
-                answers.lock().retain(|_, answer| answer.is_ok());
+                // Not what has failed since: nobody would ask those again.
+                answers.lock().retain(|disk, _| !failed.contains_key(disk));
                 failed.keys().try_for_each(|disk| ask(*disk))?;
             }
             threads.sleep(STORED_CHECK);
