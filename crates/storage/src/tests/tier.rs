@@ -15,6 +15,7 @@ use super::crash::seeds;
 use super::restore::{Restored, lose_often};
 use super::support::{DISKLESS, LEADING, Left, StreamModel, World, open};
 use crate::cleaner::Merged;
+use crate::completion::AppendError;
 use crate::format::STORED;
 use crate::log::assemble;
 use crate::options::Mutation;
@@ -542,26 +543,84 @@ fn an_object_does_not_count_without_those_it_was_built_behind() {
     }
 }
 
+/// The other streams of a world with records that cannot be read.
+fn others_than(damaged: u64) -> Vec<u64> {
+    [1, DISKLESS, LEADING].into_iter().filter(|id| *id != damaged).collect()
+}
+
+/// The second record of a stream cannot be read from the local disk, and is not stored. Returns its offset.
+fn damage(world: &mut World, damaged: u64) -> Offset {
+    let others = others_than(damaged);
+    for stream in [damaged, damaged, others[0], others[1]] {
+        assert!(world.append(stream, 5000, Durability::Synced));
+        for _ in 0..10 {
+            world.parts.writer.turn(Patience::None);
+        }
+    }
+    // Nothing is in memory afterwards.
+    world.strike(Left::Killed);
+    let shared = world.parts.log.shared.clone();
+    let stream = world.stream(damaged);
+    let sources = shared.sources_between(&stream, Offset::ZERO, stream.bounds().synced).unwrap();
+    let second = &sources[0].places[1];
+    let (segment, at) = (sources[0].segment.name(), u64::from(second.position) + 4096);
+    world.disk.fail_reads_of(&segment, at..at + 1);
+    second.base_offset
+}
+
+/// A log of a cluster has copies elsewhere: its next owner reads those. One that stands alone goes on with what it can read.
+#[test]
+fn a_log_with_epochs_is_given_up_if_its_records_cannot_be_read_for_long() {
+    for (owned, damaged) in [(true, 1), (true, DISKLESS), (true, LEADING), (false, 1), (false, LEADING)] {
+        let mut world = if owned { World::owned(1, None) } else { World::tiered(1) };
+        damage(&mut world, damaged);
+        // Attempts at 0, 1 and 3 s.
+        for second in 0..5 {
+            for _ in 0..4 {
+                drop(world.parts.uploader.turn());
+                world.run_puts(usize::MAX);
+            }
+            let stopped = world.parts.log.stopped();
+            let given_up =
+                matches!(&stopped, Some(AppendError::Poisoned(why)) if why.contains("cannot be read"));
+            assert_eq!(given_up, owned && second >= 3, "{second} s, stream {damaged}: {stopped:?}");
+            world.clock.nanos.fetch_add(1_000_000_000, Ordering::SeqCst);
+        }
+        // The writer hears of it.
+        assert_eq!(world.parts.writer.turn(Patience::None), !owned);
+    }
+}
+
+/// It was read again before it was given up.
+#[test]
+fn a_log_with_epochs_goes_on_once_its_records_can_be_read() {
+    for damaged in [1, LEADING] {
+        let mut world = World::owned(1, None);
+        damage(&mut world, damaged);
+        for second in 0..6 {
+            if second == 2 {
+                world.disk.clear_faults();
+            }
+            for _ in 0..4 {
+                drop(world.parts.uploader.turn());
+                world.run_puts(usize::MAX);
+            }
+            world.clock.nanos.fetch_add(1_000_000_000, Ordering::SeqCst);
+        }
+        assert!(world.parts.log.stopped().is_none());
+        rest(&mut world);
+        compare(&mut world);
+        let bounds = world.stream(damaged).bounds();
+        assert_eq!(bounds.stored, Some(bounds.synced), "stream {damaged}");
+    }
+}
+
 /// A record on the local disk is lost before it is stored.
 #[test]
 fn records_that_cannot_be_read_hold_up_no_other_stream() {
     for (damaged, others_go_on) in [(1, true), (DISKLESS, true), (LEADING, false)] {
-        let others: Vec<u64> = [1, DISKLESS, LEADING].into_iter().filter(|id| *id != damaged).collect();
         let mut world = World::tiered(1);
-        for stream in [damaged, damaged, others[0], others[1]] {
-            assert!(world.append(stream, 5000, Durability::Synced));
-            for _ in 0..10 {
-                world.parts.writer.turn(Patience::None);
-            }
-        }
-        // Nothing is in memory afterwards.
-        world.strike(Left::Killed);
-        let shared = world.parts.log.shared.clone();
-        let stream = world.stream(damaged);
-        let sources = shared.sources_between(&stream, Offset::ZERO, stream.bounds().synced).unwrap();
-        let second = &sources[0].places[1];
-        let (segment, at) = (sources[0].segment.name(), u64::from(second.position) + 4096);
-        world.disk.fail_reads_of(&segment, at..at + 1);
+        let second = damage(&mut world, damaged);
         let mut problems = 0;
         for _ in 0..10 {
             let uploaded = world.parts.uploader.turn();
@@ -579,9 +638,9 @@ fn records_that_cannot_be_read_hold_up_no_other_stream() {
         // It is tried again after a while.
         assert!(if others_go_on { problems == 1 } else { problems > 1 }, "{problems} for stream {damaged}");
         let stored = |id: u64| world.stream(id).bounds().stored;
-        let before = others_go_on.then_some(second.base_offset);
+        let before = others_go_on.then_some(second);
         assert_eq!(stored(damaged), before, "stream {damaged} up to the damage");
-        for other in others {
+        for other in others_than(damaged) {
             let end = others_go_on.then(|| world.stream(other).bounds().synced);
             assert_eq!(stored(other), end, "stream {other} beside stream {damaged}");
         }

@@ -97,6 +97,8 @@ pub(crate) struct Uploader {
     doomed: Vec<u32>,
     /// Streams whose next records cannot be read. They wait for another attempt apart from the others.
     aside: HashMap<StreamId, Aside>,
+    /// A leading stream whose next records cannot be read, and since when.
+    leader_aside: Option<(StreamId, u64)>,
     /// The problems with them that were not told yet.
     problems: Vec<UploadError>,
     pass: Option<Pass>,
@@ -106,6 +108,8 @@ pub(crate) struct Uploader {
 
 struct Aside {
     stream: Arc<Stream>,
+    /// Since when they cannot be read, in nanoseconds of the log's clock.
+    since: u64,
     /// When its records are read again, in nanoseconds of the log's clock. `None` while they are.
     until: Option<u64>,
     /// The pause before that, which grows.
@@ -115,6 +119,8 @@ struct Aside {
 /// The bounds of the pause before unreadable records are read again.
 const ASIDE_MIN: Duration = Duration::from_secs(1);
 const ASIDE_MAX: Duration = Duration::from_secs(60);
+/// A log of a cluster is given up after its records could not be read for so long.
+const UNREADABLE_MAX: Duration = Duration::from_secs(3);
 
 /// An object on its way.
 struct Pending {
@@ -152,6 +158,7 @@ impl Uploader {
             dead: HashMap::new(),
             doomed: Vec::new(),
             aside: HashMap::new(),
+            leader_aside: None,
             problems: Vec::new(),
             pass: None,
             passed: 0,
@@ -314,6 +321,15 @@ impl Uploader {
             newest.object
         });
         let streams = wish.into_streams();
+        self.leader_aside = match &built {
+            Err(UploadError::Unreadable { stream, source, .. }) => {
+                let since = self.leader_aside.filter(|(before, _)| before == stream);
+                let since = since.map_or_else(|| shared.clock.nanos(), |(_, since)| since);
+                self.give_up_unreadable(*stream, since, source);
+                Some((*stream, since))
+            }
+            _ => None,
+        };
         if built.is_ok() && !self.aside.is_empty() {
             // Those that were read at last.
             let was_read = |id: &StreamId| streams.binary_search_by_key(id, |stream| stream.id()).is_ok();
@@ -343,12 +359,24 @@ impl Uploader {
     /// Lets a stream wait apart from the others.
     fn put_aside(&mut self, Unreadable { stream, why }: Unreadable) {
         let (id, now) = (stream.id(), self.shared.clock.nanos());
-        let before = self.aside.get(&id).map(|aside| aside.pause);
-        let pause = before.map_or(ASIDE_MIN, |pause| (pause * 2).min(ASIDE_MAX));
+        let before = self.aside.get(&id).map(|aside| (aside.since, aside.pause));
+        let since = before.map_or(now, |(since, _)| since);
+        let pause = before.map_or(ASIDE_MIN, |(_, pause)| (pause * 2).min(ASIDE_MAX));
         let until = Some(now.saturating_add(u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX)));
         stream.set_aside(true);
-        self.aside.insert(id, Aside { stream, until, pause });
+        self.aside.insert(id, Aside { stream, since, until, pause });
+        self.give_up_unreadable(id, since, &why);
         self.problems.push(UploadError::Unreadable { stream: id, leads: false, source: why });
+    }
+
+    /// Stops a log of a cluster whose records could not be read since the time `since`. What was answered of them is on the disks
+    /// of the copy set, where its next owner finds it. Until then no disk could drop any block of this log.
+    fn give_up_unreadable(&self, stream: StreamId, since: u64, why: &RewriteError) {
+        let for_long = self.shared.clock.nanos().saturating_sub(since);
+        if self.shared.options.owned.is_some() && u128::from(for_long) >= UNREADABLE_MAX.as_nanos() {
+            let why = format!("records of the stream {stream} cannot be read, and so not be stored: {why}");
+            self.shared.queue.give_up(AppendError::Poisoned(why.into()));
+        }
     }
 
     /// Lets the streams wait with the others again whose time has come.
