@@ -38,6 +38,7 @@ impl Broker {
             version,
             leaving: false,
             without_store: false,
+            low_on_space: false,
             disk: Some(Uuid::from_u128(copies.disk_id())),
         };
         let process = Process { broker: self.config.node_id, incarnation: record.incarnation };

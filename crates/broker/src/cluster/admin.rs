@@ -59,6 +59,8 @@ pub struct BrokerState {
     pub leaving: bool,
     /// Whether the object store does not answer it.
     pub without_store: bool,
+    /// Whether little of its disk is free.
+    pub low_on_space: bool,
     /// `broker.rack`. Unknown while it is not alive, as the next two.
     pub rack: Option<String>,
     /// The version of the program.
@@ -116,6 +118,7 @@ impl ClusterState {
                     drained: image.drains.get(&id.to_string()).is_some(),
                     leaving: alive.is_some_and(|broker| broker.leaving),
                     without_store: alive.is_some_and(|broker| broker.without_store),
+                    low_on_space: alive.is_some_and(|broker| broker.low_on_space),
                     rack: alive.and_then(|broker| broker.rack.clone()),
                     version: alive.map(|broker| broker.version.clone()),
                     listeners: alive.map(|broker| broker.listeners.clone()).unwrap_or_default(),

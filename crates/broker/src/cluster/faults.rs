@@ -11,6 +11,10 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 const ONE_WITHIN: Duration = Duration::from_secs(1);
 /// A broker gives its logs away after its disk has been full for so long.
 const FULL_FOR: Duration = Duration::from_secs(10);
+/// Free parts of a disk in percent: below the first it is low on space, from the second on it is not any more. Between them
+/// nothing changes, so that copies do not go back and forth.
+const LOW_BELOW: u64 = 10;
+const NOT_LOW_FROM: u64 = 15;
 
 /// The faults of one disk.
 #[derive(Debug, Default)]
@@ -22,6 +26,7 @@ struct State {
     last: Duration,
     too_many: bool,
     full_since: Option<Duration>,
+    low_on_space: bool,
 }
 
 impl Faults {
@@ -40,6 +45,14 @@ impl Faults {
     pub fn note_full(&self, full: bool, now: Duration) {
         let mut state = self.0.lock();
         state.full_since = full.then(|| state.full_since.unwrap_or(now));
+    }
+
+    /// Notes how many bytes of a disk are free. Returns whether it is low on space.
+    pub fn note_space(&self, free: u64, capacity: u64) -> bool {
+        let below = |percent: u64| u128::from(free) * 100 < u128::from(capacity) * u128::from(percent);
+        let mut state = self.0.lock();
+        state.low_on_space = below(if state.low_on_space { NOT_LOW_FROM } else { LOW_BELOW });
+        state.low_on_space
     }
 
     /// Whether other brokers should have the logs.
@@ -69,6 +82,14 @@ mod tests {
         faults.note(at(1081));
         faults.note(at(4000));
         assert!(faults.are_too_many(at(5000)), "it stays so: the logs are elsewhere");
+    }
+
+    #[test]
+    fn a_disk_is_low_on_space_until_there_is_clearly_more() {
+        let faults = Faults::default();
+        let low = |percent: u64| faults.note_space(percent << 50, 100 << 50);
+        assert!(!low(100) && !low(10) && low(9) && low(0) && low(14) && !low(15) && !low(10));
+        assert!(!faults.note_space(0, 0), "nothing is known of it");
     }
 
     #[test]

@@ -79,6 +79,9 @@ pub trait Holder {
     /// Whether the object store has not answered for a while.
     fn lacks_store(&self) -> bool;
 
+    /// Whether little of the disk is free.
+    fn is_low_on_space(&self) -> bool;
+
     /// Begins to close a log, which goes on by itself. With `orderly` everything that it has is stored first. Returns
     /// whether it is closed.
     fn close(&mut self, log: &str, orderly: bool) -> bool;
@@ -209,12 +212,7 @@ impl Member {
 
     /// Says whether the object store does not answer this broker, if the others do not know it. Blocks.
     fn announce_store(&self, away: bool) -> Result<(), MetaError> {
-        let image = self.metadata.image();
-        let ours = image.brokers.get(&self.name());
-        let there = ours.filter(|ours| ours.incarnation == self.process.incarnation);
-        // The outcome of an earlier commit may be unknown.
-        let known = there.map_or_else(|| self.record.lock().without_store, |there| there.without_store);
-        if known == away || !self.announce(|record| &mut record.without_store, away)? {
+        if !self.announce_news(|record| &mut record.without_store, away)? {
             return Ok(());
         }
         match away {
@@ -225,6 +223,36 @@ impl Member {
             false => tracing::info!("the object store answers this broker again"),
         }
         Ok(())
+    }
+
+    /// Says whether little of the disk is free, if the others do not know it. Blocks.
+    fn announce_space(&self, low: bool) -> Result<(), MetaError> {
+        if !self.announce_news(|record| &mut record.low_on_space, low)? {
+            return Ok(());
+        }
+        match low {
+            true => tracing::warn!(
+                "little of this broker's disk is free: others get new partitions, logs and copies first; delete topics, \
+                 shorten their retention or add space"
+            ),
+            false => tracing::info!("there is space on this broker's disk again"),
+        }
+        Ok(())
+    }
+
+    /// Says `value`, if the others do not know it. Returns whether it was said.
+    fn announce_news(
+        &self,
+        field: fn(&mut BrokerRecord) -> &mut bool,
+        value: bool,
+    ) -> Result<bool, MetaError> {
+        let image = self.metadata.image();
+        let ours = image.brokers.get(&self.name());
+        let there = ours.filter(|ours| ours.incarnation == self.process.incarnation);
+        // The outcome of an earlier commit may be unknown.
+        let known = there
+            .map_or_else(|| *field(&mut self.record.lock()), |there| *field(&mut BrokerRecord::clone(there)));
+        Ok(known != value && self.announce(field, value)?)
     }
 
     fn announce(&self, field: fn(&mut BrokerRecord) -> &mut bool, value: bool) -> Result<bool, MetaError> {
@@ -381,6 +409,7 @@ impl Member {
     /// Takes over, closes and hands over logs as the image says. Blocks.
     pub fn serve(&self, holder: &mut dyn Holder) -> Result<(), MetaError> {
         self.announce_store(holder.lacks_store())?;
+        self.announce_space(holder.is_low_on_space())?;
         let image = self.metadata.image();
         let mut logs = holder.logs();
         logs.extend(image.owners.iter().map(|(log, _)| log.to_owned()));

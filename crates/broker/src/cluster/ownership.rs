@@ -1,7 +1,8 @@
 //! Which broker owns which log, as pure logic: what the controller changes, and what a broker has to do.
 //!
 //! Rules:
-//! - A log whose owner is not alive gets another owner, in the next epoch: its home, or the broker with the fewest logs.
+//! - A log whose owner is not alive gets another owner, in the next epoch: its home, or the broker with the fewest logs of those
+//!   that are not low on space, if there are any.
 //! - A log goes back to its home when that is alive, as Kafka's preferred leaders do. Its owner closes it for that.
 //! - A broker that is drained, about to end, or without the object store gets no log, and gives away those it has.
 //! - Before an owner closes a log for another broker, that one fetches what it can.
@@ -13,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
 use crate::image::Image;
-use crate::image::records::{OwnerRecord, broker_id};
+use crate::image::records::{BrokerRecord, OwnerRecord, broker_id};
 
 /// A broker with its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,6 +47,7 @@ struct Brokers {
     drained: BTreeSet<i32>,
     /// Those of earlier versions, which know of no copies: they would open a log without what only copies have.
     bare: BTreeSet<i32>,
+    low_on_space: BTreeSet<i32>,
     logs: BTreeMap<i32, usize>,
 }
 
@@ -58,13 +60,17 @@ impl Brokers {
         let unfit = image.brokers.iter().filter(|(_, broker)| broker.leaving || broker.without_store);
         let drained =
             drained.chain(unfit.map(|(name, _)| name)).filter_map(|name| broker_id(name).ok()).collect();
-        let bare = image.brokers.iter().filter(|(_, broker)| broker.disk.is_none());
-        let bare = bare.filter_map(|(name, _)| broker_id(name).ok()).collect();
+        let those = |are: fn(&BrokerRecord) -> bool| -> BTreeSet<i32> {
+            let those = image.brokers.iter().filter(|(_, broker)| are(broker));
+            those.filter_map(|(name, _)| broker_id(name).ok()).collect()
+        };
+        let bare = those(|broker| broker.disk.is_none());
+        let low_on_space = those(|broker| broker.low_on_space);
         let mut logs: BTreeMap<i32, usize> = BTreeMap::new();
         for (_, owner) in image.owners.iter() {
             *logs.entry(owner.next.unwrap_or(owner.broker)).or_default() += 1;
         }
-        Brokers { alive, drained, bare, logs }
+        Brokers { alive, drained, bare, low_on_space, logs }
     }
 
     /// Whether a broker is alive and may own logs.
@@ -90,7 +96,8 @@ impl Brokers {
         if self.takes(home) {
             return Some(home);
         }
-        let load = |broker: &i32| (self.logs.get(broker).copied().unwrap_or(0), *broker);
+        let logs = |broker: &i32| self.logs.get(broker).copied().unwrap_or(0);
+        let load = |broker: &i32| (self.low_on_space.contains(broker), logs(broker), *broker);
         let alive = || self.alive.keys().copied();
         alive().filter(|broker| self.takes(*broker)).min_by_key(load).or_else(|| alive().min_by_key(load))
     }

@@ -123,7 +123,7 @@ fn weight(log: &str, broker: i32) -> u64 {
 }
 
 /// The brokers beside the owner that shall have copies of a log, and their disks: `others` of those that are alive and are not
-/// about to end, in as many racks as there are.
+/// about to end, in as many racks as there are. One that is low on space is among them only if there are not enough others.
 pub fn targets(image: &Image, log: &str, owner: i32, others: usize) -> BTreeMap<Uuid, i32> {
     let alive = image.brokers.iter().filter_map(|(name, record)| Some((broker_id(name).ok()?, record)));
     let mut free: Vec<(i32, &BrokerRecord, Uuid)> = alive
@@ -135,8 +135,11 @@ pub fn targets(image: &Image, log: &str, owner: i32, others: usize) -> BTreeMap<
     let mut racks = vec![rack_of(owner)];
     let mut chosen = BTreeMap::new();
     while chosen.len() < others && !free.is_empty() {
-        let elsewhere = free.iter().position(|(_, record, _)| !racks.contains(&record.rack));
-        let (broker, record, disk) = free.remove(elsewhere.unwrap_or(0));
+        let rank =
+            |(_, record, _): &(i32, &BrokerRecord, Uuid)| (record.low_on_space, racks.contains(&record.rack));
+        // The first of equals.
+        let Some(at) = (0..free.len()).min_by_key(|at| rank(&free[*at])) else { break };
+        let (broker, record, disk) = free.remove(at);
         racks.push(record.rack.clone());
         chosen.insert(disk, broker);
     }
@@ -163,6 +166,7 @@ mod tests {
                 version: "1".into(),
                 leaving: *leaving,
                 without_store: false,
+                low_on_space: false,
                 disk: Some(Uuid::from_u128(u128::from(broker.cast_unsigned()))),
             };
             store.commit(&[], &[record.put(&broker.to_string())]).unwrap();
@@ -192,6 +196,29 @@ mod tests {
             let chosen: Vec<i32> = chosen(&racks, &format!("log {log}"), 1).into_iter().collect();
             assert!(matches!(chosen[..], [3 | 4, 5 | 6]), "{chosen:?}");
         }
+    }
+
+    #[test]
+    fn copies_avoid_disks_that_are_low_on_space() {
+        let rack = |broker: i32| if broker == 4 { Some("b") } else { Some("a") };
+        let store = store(&(1..=4).map(|broker| (broker, rack(broker), false)).collect::<Vec<_>>());
+        let metadata = Metadata::open(store.clone()).unwrap();
+        let all = |image: &Image| -> BTreeSet<i32> {
+            (0..50).flat_map(|log| chosen(image, &format!("log {log}"), 1)).collect()
+        };
+        assert_eq!(all(&metadata.image()), BTreeSet::from([2, 3, 4]));
+        let lowers = |broker: i32| {
+            let name = broker.to_string();
+            let record = BrokerRecord {
+                low_on_space: true,
+                ..BrokerRecord::clone(metadata.image().brokers.get(&name).unwrap())
+            };
+            store.commit(&[], &[record.put(&name)]).unwrap();
+            metadata.refresh().unwrap();
+            all(&metadata.image())
+        };
+        assert_eq!(lowers(4), BTreeSet::from([2, 3]), "although it is the one in another rack");
+        assert_eq!(lowers(2), BTreeSet::from([3, 4]), "where there are too few others, racks decide");
     }
 
     #[test]

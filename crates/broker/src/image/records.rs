@@ -249,6 +249,9 @@ pub struct BrokerRecord {
     /// The object store does not answer the broker: it gives its logs away until it does.
     #[serde(default)]
     pub without_store: bool,
+    /// Little of its disk is free: others get logs, partitions and copies first.
+    #[serde(default)]
+    pub low_on_space: bool,
     /// The disk on which it keeps copies of logs. A broker of an older version has none.
     #[serde(default)]
     pub disk: Option<Uuid>,

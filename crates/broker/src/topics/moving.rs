@@ -49,9 +49,12 @@ struct Place<'a> {
     rack: Option<&'a str>,
     /// The partitions of the log.
     partitions: usize,
+    /// Little of its disk is free.
+    low_on_space: bool,
 }
 
-/// Logs for `count` new partitions of a topic, each the one with the fewest partitions. Of several such logs, it is one in the
+/// Logs for `count` new partitions of a topic, each the one with the fewest partitions, if not all disks are low on space one on a
+/// disk that is not. Of several such logs, it is one in the
 /// rack with the fewest of the new partitions, so that a topic's leaders lie in many racks, as Kafka places them; then one whose
 /// owner has the fewest partitions. `None` without logs.
 fn choose(logs: &mut [Place<'_>], count: usize) -> Option<Vec<Uuid>> {
@@ -63,7 +66,7 @@ fn choose(logs: &mut [Place<'_>], count: usize) -> Option<Vec<Uuid>> {
     let mut next = || {
         let rank = |place: &Place| {
             let in_rack = of_racks.get(&place.rack).copied().unwrap_or(0);
-            (place.partitions, in_rack, of_brokers[&place.broker])
+            (place.low_on_space, place.partitions, in_rack, of_brokers[&place.broker])
         };
         let place = logs.iter_mut().min_by_key(|place| rank(place))?;
         place.partitions += 1;
@@ -97,7 +100,8 @@ impl Topics {
             let broker = image.brokers.get(&owner.broker.to_string());
             let (Some(broker), Ok(log)) = (broker, name.parse()) else { continue };
             let partitions = placed.get(&log).copied().unwrap_or(0);
-            logs.push(Place { log, broker: owner.broker, rack: broker.rack.as_deref(), partitions });
+            let (rack, low_on_space) = (broker.rack.as_deref(), broker.low_on_space);
+            logs.push(Place { log, broker: owner.broker, rack, partitions, low_on_space });
         }
         let mut logs = choose(&mut logs, indexes.len()).ok_or("no broker that is alive owns a log")?;
         for (index, log) in indexes.zip(&mut logs) {
@@ -344,6 +348,7 @@ mod tests {
             broker,
             rack,
             partitions,
+            low_on_space: false,
         };
         let mut places: Vec<Place> = logs.iter().enumerate().map(place).collect();
         let chosen = choose(&mut places, count).unwrap();

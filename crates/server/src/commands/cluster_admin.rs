@@ -114,6 +114,7 @@ fn described(state: &ClusterState) -> (Table, Table) {
             (broker.drained, "drained"),
             (broker.leaving, "leaving"),
             (broker.without_store, "without the object store"),
+            (broker.low_on_space, "low on space"),
         ];
         let words = words.into_iter().filter(|(applies, _)| *applies).map(|(_, word)| word);
         let listeners = broker.listeners.iter().map(|(name, (host, port))| format!("{name}://{host}:{port}"));

@@ -394,6 +394,16 @@ impl Holder for Host {
         store.away
     }
 
+    fn is_low_on_space(&self) -> bool {
+        let space = |held: &Held| {
+            let State::Open(open) = &held.state else { return None };
+            Some((open.usable_bytes()?, open.capacity_bytes()?))
+        };
+        let spaces: Vec<(u64, u64)> = self.0.held.lock().values().filter_map(space).collect();
+        // All logs of a broker lie on one disk.
+        spaces.first().is_some_and(|(free, capacity)| self.0.faults.note_space(*free, *capacity))
+    }
+
     fn close(&mut self, log: &str, orderly: bool) -> bool {
         let mut held = self.0.held.lock();
         let Some(entry) = held.get_mut(log) else { return true };

@@ -33,6 +33,8 @@ struct Running {
     slow: bool,
     /// The object store does not answer it.
     away: bool,
+    /// Little of its disk is free.
+    low: bool,
 }
 
 impl Running {
@@ -44,6 +46,7 @@ impl Running {
             version: "1".into(),
             leaving: false,
             without_store: false,
+            low_on_space: false,
             disk: None,
         };
         let metadata = Metadata::open(world.store.clone()).unwrap();
@@ -58,6 +61,7 @@ impl Running {
             fails: false,
             slow: false,
             away: false,
+            low: false,
         }
     }
 
@@ -75,8 +79,9 @@ impl Running {
         for closed in std::mem::take(&mut self.closing) {
             self.held.remove(&closed);
         }
-        let Running { member, held, began, closing, fails, slow, away } = self;
-        member.serve(&mut Held { held, began, closing, fails: *fails, slow: *slow, away: *away }).unwrap();
+        let Running { member, held, began, closing, fails, slow, away, low } = self;
+        let (fails, slow, away, low) = (*fails, *slow, *away, *low);
+        member.serve(&mut Held { held, began, closing, fails, slow, away, low }).unwrap();
         let process = self.member.process;
         for taken in std::mem::take(&mut self.began) {
             let other = seen.taken.insert(taken.clone(), process);
@@ -94,11 +99,16 @@ struct Held<'a> {
     fails: bool,
     slow: bool,
     away: bool,
+    low: bool,
 }
 
 impl Holder for Held<'_> {
     fn lacks_store(&self) -> bool {
         self.away
+    }
+
+    fn is_low_on_space(&self) -> bool {
+        self.low
     }
 
     fn is_stored(&self, _: &str, _: u32) -> bool {
@@ -326,7 +336,7 @@ fn run(seed: u64, careless: bool) {
             88..91 => world.drain(broker, random.bool()),
             91 => {
                 if let Some(running) = world.running.get_mut(&broker) {
-                    running.away = random.bool();
+                    (running.away, running.low) = (random.bool(), random.bool());
                 }
             }
             92..94 => {
@@ -433,6 +443,30 @@ fn a_broker_without_the_object_store_gives_its_logs_away_until_it_answers() {
     assert_eq!(world.owners(), before);
     set_away(&mut world, 1..=BROKERS, false);
     assert!(world.owners().iter().all(|(log, owner)| home(log) == *owner));
+    world.check_held();
+}
+
+#[test]
+fn a_broker_that_is_low_on_space_gets_the_logs_of_others_last() {
+    let mut world = World::new(false);
+    world.running.get_mut(&2).unwrap().low = true;
+    world.rest();
+    let admin = ClusterAdmin::open(world.store.clone()).unwrap();
+    let low = |broker| admin.state().unwrap().brokers[&broker].low_on_space;
+    assert!(low(2) && !low(1) && !low(3));
+    let at_home =
+        |owners: &BTreeMap<String, i32>| owners.iter().filter(|(log, owner)| home(log) == **owner).count();
+    assert_eq!(at_home(&world.owners()), world.owners().len(), "it keeps its own");
+    admin.drain(1, true).unwrap();
+    world.rest();
+    assert!(world.owners().iter().all(|(log, owner)| home(log) != 1 || *owner > 2), "{:?}", world.owners());
+    // There is no other one.
+    (3..=BROKERS).for_each(|broker| assert!(admin.drain(broker, true).is_ok()));
+    world.rest();
+    assert!(world.owners().values().all(|owner| *owner == 2), "{:?}", world.owners());
+    world.running.get_mut(&2).unwrap().low = false;
+    world.rest();
+    assert!(!low(2));
     world.check_held();
 }
 

@@ -109,7 +109,7 @@ fn whatever_happens_to_a_cluster_what_was_answered_stays() {
     );
     assert!(trims > count && owners > 2 * count && kills > 2 * count, "{all:?}");
     assert!(moves > count && 5 * moved > count, "{all:?}");
-    assert!(10 * lost_disks > count && from_copies > count, "{all:?}");
+    assert!(6 * lost_disks > count && from_copies > count, "{all:?}");
 }
 
 #[test]

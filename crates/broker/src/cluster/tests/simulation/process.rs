@@ -239,6 +239,7 @@ impl Process {
             version: "1".into(),
             leaving: false,
             without_store: false,
+            low_on_space: false,
             disk: Some(Uuid::from_u128(copies.disk_id())),
         };
         let clock_of_member = tasks.clone();

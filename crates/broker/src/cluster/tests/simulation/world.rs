@@ -537,7 +537,7 @@ impl World {
                 let off_ms = self.rng.i64(-3_600_000..3_600_000);
                 process.clock.off_ms.store(off_ms, Ordering::Relaxed);
             }
-            983..987 => {
+            983..986 => {
                 let (name, drained) = (process.broker.to_string(), self.rng.bool());
                 let change = if drained { DrainRecord {}.put(&name) } else { DrainRecord::delete(&name) };
                 self.ground.store.commit(&[], &[change]).unwrap();
@@ -548,7 +548,7 @@ impl World {
                 // The broker may be away, or drained.
                 let _ = ClusterAdmin::open(self.ground.store.clone()).unwrap().move_log(&log, to);
             }
-            988 => {
+            986 | 988 => {
                 let broker = process.broker;
                 self.lose_disk(broker);
             }
