@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .figures import (Figure, Result, Unmeasured, after_kill, between_per_byte, cpu_per_gigabyte, doubts, growth, median_moved,
-                      messages_moved_per_second, number, ratios)
+from .figures import (Figure, Result, Unmeasured, after_kill, between_per_batch_byte, between_per_byte, cpu_per_gigabyte, doubts,
+                      growth, median_moved, messages_moved_per_second, number, ratios)
 from .runs import KAFKA_3, OURS_3, PART1_4, PART1_50, SMOKE_RATE, SMOKE_SECONDS, Runs
 
 # A broker is killed after this share of a run.
@@ -37,8 +37,10 @@ def producers(runs: Runs) -> list[Figure]:
             found += ours(runs, f"cluster-producers/{workload[6:].partition('.')[0]}-round-{turn}", workload, half(runs))
     held = doubts([*few, *many])
     return [Figure("CPU per GB, 50 + 50 clients / 4 + 4", ratios(many, few, cpu_per_gigabyte), at_most=2, remark=held),
-            Figure("bytes between brokers for a byte published, 50 + 50 clients", [between_per_byte(one) for one in many],
-                   at_most=2.1, remark=f"{number(between_per_byte(few[0]))} with 4 + 4")]
+            Figure("bytes between brokers for a byte of the values published, 50 + 50 clients", [between_per_byte(one) for one in many],
+                   at_most=2.1, remark=f"{number(between_per_byte(few[0]))} with 4 + 4"),
+            Figure("bytes between brokers for a byte of their batches", [between_per_batch_byte(one) for one in many],
+                   at_most=2.1, remark=f"{number(between_per_batch_byte(few[0]))} with 4 + 4")]
 
 
 def streams(runs: Runs) -> list[Figure]:

@@ -120,6 +120,12 @@ def between_per_byte(result: Result) -> float:
     return quotient(bench["server"]["betweenBytes"], bench["publishedBytes"])
 
 
+def between_per_batch_byte(result: Result) -> float:
+    """The same for a byte of the batches that the clients sent."""
+    bench = result["bench"]
+    return between_per_byte(result) * quotient(bench["publishedBytes"], bench["publishedBatchBytes"])
+
+
 def after_kill(result: Result) -> tuple[list[float], list[float]]:
     """The publish p99 of the samples before a broker was killed, and from ten seconds afterwards on."""
     bench = result["bench"]

@@ -57,8 +57,9 @@ def check_arithmetic(_load):
 
     killed = {"publishLatency99pct": [1, 1, *[900] * 11, 3, 4], "bench": {"killedAfter": 2.4, "sampleSeconds": 1}}
     assert figures.after_kill(killed) == ([1, 1], [3, 4]), "whole samples"
-    between = {"bench": {"server": {"betweenBytes": 21}, "publishedBytes": 10}}
+    between = {"bench": {"server": {"betweenBytes": 21}, "publishedBytes": 10, "publishedBatchBytes": 14}}
     assert figures.between_per_byte(between) == 2.1, "for each byte"
+    assert round(figures.between_per_batch_byte(between), 9) == 1.5, "for each byte of the batches"
     moved = {"publishedMessages": 1000, "consumedMessages": 1960, "groups": 2, "seconds": 10, "sampleSeconds": 1,
              "producerRate": 100, "contender": "x"}
     assert figures.messages_moved_per_second({"bench": moved}) == 98 and figures.holds({"bench": moved}), "the slower of both"

@@ -366,6 +366,7 @@ impl Measurement<'_> {
         bench.seconds = length;
         bench.published_messages = measured.published;
         bench.published_bytes = measured.published_bytes;
+        bench.published_batch_bytes = Some(measured.published_batch_bytes).filter(|bytes| *bytes > 0);
         bench.consumed_messages = measured.received;
         bench.consumed_bytes = measured.received_bytes;
         bench.backlog = phases.backlog;

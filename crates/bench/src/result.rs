@@ -113,6 +113,9 @@ pub struct Bench {
     pub published_messages: u64,
     /// Bytes of values published in the measured part.
     pub published_bytes: u64,
+    /// Bytes of the batches in which they were published, as the client sent them. `None` if the engine does not know them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub published_batch_bytes: Option<u64>,
     /// Messages consumed in the measured part, over all groups.
     pub consumed_messages: u64,
     /// Bytes of values consumed in the measured part, over all groups.

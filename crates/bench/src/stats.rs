@@ -52,6 +52,8 @@ pub fn record(histogram: &mut Histogram<u64>, latency: Nanos) {
 pub struct Totals {
     pub published: u64,
     pub published_bytes: u64,
+    /// Bytes of the batches as they were sent. 0 if the engine does not know them.
+    pub published_batch_bytes: u64,
     pub failed: u64,
     pub received: u64,
     pub received_bytes: u64,
@@ -64,6 +66,7 @@ impl std::ops::Sub for Totals {
         Totals {
             published: self.published - earlier.published,
             published_bytes: self.published_bytes - earlier.published_bytes,
+            published_batch_bytes: self.published_batch_bytes - earlier.published_batch_bytes,
             failed: self.failed - earlier.failed,
             received: self.received - earlier.received,
             received_bytes: self.received_bytes - earlier.received_bytes,
@@ -76,6 +79,7 @@ impl std::ops::Sub for Totals {
 pub struct Stats {
     published: AtomicU64,
     published_bytes: AtomicU64,
+    published_batch_bytes: AtomicU64,
     failed: AtomicU64,
     resent: AtomicBool,
     received: AtomicU64,
@@ -94,6 +98,11 @@ impl Stats {
     pub fn published(&self, messages: u64, bytes: u64) {
         self.published.fetch_add(messages, Relaxed);
         self.published_bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// Counts the bytes of a batch, whose messages count apart.
+    pub fn published_batch(&self, bytes: u64) {
+        self.published_batch_bytes.fetch_add(bytes, Relaxed);
     }
 
     pub fn failed(&self, messages: u64) {
@@ -119,6 +128,7 @@ impl Stats {
         Totals {
             published: self.published.load(Relaxed),
             published_bytes: self.published_bytes.load(Relaxed),
+            published_batch_bytes: self.published_batch_bytes.load(Relaxed),
             failed: self.failed.load(Relaxed),
             received: self.received.load(Relaxed),
             received_bytes: self.received_bytes.load(Relaxed),
@@ -186,12 +196,20 @@ mod tests {
         stats.published(3, 30);
         let before = stats.totals();
         stats.published(2, 20);
+        stats.published_batch(25);
         stats.received(1, 10);
         stats.failed(4);
         let since = stats.totals() - before;
         assert_eq!(
             since,
-            Totals { published: 2, published_bytes: 20, failed: 4, received: 1, received_bytes: 10 }
+            Totals {
+                published: 2,
+                published_bytes: 20,
+                published_batch_bytes: 25,
+                failed: 4,
+                received: 1,
+                received_bytes: 10
+            }
         );
     }
 }

@@ -363,6 +363,7 @@ impl Producer {
         let value_bytes = records * self.run.plan.workload.message_size;
         self.accumulator.release(Accumulator::counted(records, value_bytes + records * key_bytes));
         self.run.stats.published(records as u64, value_bytes as u64);
+        self.run.stats.published_batch(sent.batch.len() as u64);
         let crc = &sent.batch[17..21];
         debug_assert!(sent.batch.len() > HEADER_BYTES);
         let crc = as_sent.then(|| u32::from_be_bytes([crc[0], crc[1], crc[2], crc[3]]));
