@@ -25,13 +25,16 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 CACHE := $(or $(MAINSTEM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mainstem)
 KAFKA_CLIENTS := $(CACHE)/java/clients/kafka-clients-4.4.0.jar
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+# With the programs of packages, unless others are named.
+PACKAGED = MAINSTEM_BIN=$${MAINSTEM_BIN:-$(abspath $(TARGET_DIR))/packaged/mainstem} \
+	MAINSTEM_BENCH_BIN=$${MAINSTEM_BENCH_BIN:-$(abspath $(TARGET_DIR))/packaged/mainstem-bench}
 
 # What `make test` does, in this order; on both sides of a | are steps that go at the same time (scripts/steps).
 STEPS := toolchain setup build "check test-rust | compat clients kafka-tools" \
 	"security real-input packages | compaction tiered transactions crash" "objects monitoring deploy | images differential" \
 	failover power hostile bench-load fuzz
 
-.PHONY: help run cluster build image dist $(filter-out |,$(subst ",,$(STEPS))) test bench-quick bench bench-full soak clean
+.PHONY: help run cluster build packaged image dist $(filter-out |,$(subst ",,$(STEPS))) test bench-quick bench bench-full soak clean
 
 help: ## Lists these targets.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1 \2/p' Makefile | awk '{ t = $$2; $$1 = $$2 = ""; sub(/^ +/, ""); printf "make %-12s %s\n", t, $$0 }'
@@ -46,6 +49,10 @@ cluster: build ## Three brokers, etcd and MinIO on this machine, until Ctrl-C (d
 build: ## Builds the programs for use, optimised.
 	@scripts/toolchain all
 	@cargo build --release --locked --workspace --bin mainstem --bin mainstem-bench
+
+packaged: ## Builds the programs as packages and images contain them: ten minutes, for a tenth less CPU (docs/packages.md).
+	@scripts/toolchain all
+	@cargo build --profile packaged --locked --workspace --bin mainstem --bin mainstem-bench
 
 test: ## Everything that CI runs, set-up included; ends at the first step that fails.
 	@MAKE="$(MAKE)" scripts/steps $(STEPS)
@@ -122,7 +129,7 @@ hostile: build ## Hostile bytes and clients; the server must go on serving the o
 	@tests/hostile/network
 	@tests/hostile/full-disk
 
-image: build ## Images of the server for containers: mainstem:latest and mainstem:latest-kafka, with buildah (docs/containers.md).
+image: packaged ## Images of the server for containers: mainstem:latest and mainstem:latest-kafka, with buildah (docs/containers.md).
 	@packaging/image/build
 
 images: build ## The images run by podman: clients, restarts, kills, memory, users, start scripts for Kafka's images, Testcontainers.
@@ -131,7 +138,7 @@ images: build ## The images run by podman: clients, restarts, kills, memory, use
 deploy: build ## The Helm chart and the compose files: linted, rendered, and servers started with what they say.
 	@tests/deploy/run --short
 
-dist: build ## Packages: .deb, tarball, debug symbols, checksums, in target/dist (docs/packages.md).
+dist: packaged ## Packages: .deb, tarball, debug symbols, checksums, in target/dist (docs/packages.md).
 	@packaging/dist
 
 packages: build ## The packages: the same bytes each time; installed, upgraded, removed; what the unit allows.
@@ -149,8 +156,8 @@ bench-quick: build ## Start, memory, recovery and group commit on this machine, 
 bench: build ## The small experiments against this server and Apache Kafka, A B; BENCH="workloads/small/part1-*.yaml" for some.
 	@scripts/bench
 
-bench-full: build ## What this server aims at, measured beside Apache Kafka, each figure beside its aim: 3 hours; ARGS="--only cost,core" for some.
-	@scripts/bench-full $(ARGS)
+bench-full: packaged ## What this server aims at, measured beside Apache Kafka, each figure beside its aim: 3 hours; ARGS="--only cost,core" for some.
+	@$(PACKAGED) scripts/bench-full $(ARGS)
 
 bench-load: build ## Tests of mainstem-bench against real servers, this one and Apache Kafka, and of the aims of bench-full, each for seconds.
 	@tests/bench/run --short
@@ -181,10 +188,12 @@ soak: build ## Longer versions of what `make test` runs: hours.
 	@tests/compat/run --cluster
 	@tests/compat/kafka-tools --cluster
 	@tests/compat/client-suites --cluster
-	@tests/image/run
-	@tests/image/start-times
+	@$(MAKE) packaged
+	@$(PACKAGED) tests/image/run
+	@$(PACKAGED) tests/image/start-times
 	@tests/deploy/run
-	@tests/packages/run --long
+	@$(PACKAGED) tests/packages/run --long
+	@$(PACKAGED) tests/crash/run --rounds 20
 	@scripts/repeat 5 tests/hostile/run
 	@tests/hostile/adversary
 	@MAINSTEM_SEEDS=0..$(SOAK_SEEDS) cargo test --locked -p mainstem-storage

@@ -52,7 +52,7 @@ def cases(podman):
 
     def build():
         base_image()
-        program = context / "target" / "release" / "mainstem"
+        program = context / "target" / "packaged" / "mainstem"
         program.parent.mkdir(parents=True)
         subprocess.run(["strip", "-o", program, place.MAINSTEM], check=True)
         shutil.copytree(IMAGES, context / "packaging" / "image")

@@ -36,7 +36,7 @@ def build(directory, clone, variables):
                               env={**os.environ, "CARGO_TERM_COLOR": "never", **variables})
     assert done.returncode == 0, log_path.read_text()[-2000:]
     for program in ("mainstem", "mainstem-bench"):
-        built = (clone / "target" / "dist-build" / "release" / program).read_bytes()
+        built = (clone / "target" / "dist-build" / "packaged" / program).read_bytes()
         assert str(clone).encode() not in built, f"{program} has the name of the folder in it"
     shutil.rmtree(clone)
     return (made / "SHA256SUMS").read_text()
