@@ -373,12 +373,6 @@ impl Queue {
         self.waker.wake();
     }
 
-    /// Refuses all further requests with `error`, and lets the writer end.
-    pub fn give_up(&self, error: AppendError) {
-        self.state.lock().stopped.get_or_insert(error);
-        self.waker.wake();
-    }
-
     /// Moves all queued requests to the end of `into`. Returns true if the writer is asked to end.
     pub fn take(&self, into: &mut VecDeque<Request>) -> bool {
         let mut state = self.state.lock();

@@ -89,6 +89,8 @@ struct Limit {
 pub(crate) struct Tier {
     pub bucket: Option<Arc<dyn Bucket>>,
     pub counters: Counters,
+    /// Since when there are records that are to be stored and cannot be read, in nanoseconds of the log's clock. 0: there are none.
+    pub unreadable_since: AtomicU64,
     /// By [`Class`].
     limits: [Limit; 2],
     /// Until this time of the log's clock, records of diskless streams wait for [`SOON`] only.
@@ -186,6 +188,7 @@ impl Tier {
         Tier {
             bucket,
             counters: Counters::default(),
+            unreadable_since: AtomicU64::new(0),
             limits: [diskless, tiered],
             soon_until: options.owned.as_ref().map_or(0, |_| now_ns.saturating_add(MOVED_LATELY)),
             backlog_bytes: options.diskless_backlog_bytes,

@@ -15,6 +15,8 @@ const FULL_FOR: Duration = Duration::from_secs(10);
 /// nothing changes, so that copies do not go back and forth.
 const LOW_BELOW: u64 = 10;
 const NOT_LOW_FROM: u64 = 15;
+/// A disk is low on space, or is not, for at least so long: where it is small, one segment is more than what lies between.
+const SAME_FOR: Duration = Duration::from_secs(60);
 
 /// The faults of one disk.
 #[derive(Debug, Default)]
@@ -27,6 +29,8 @@ struct State {
     too_many: bool,
     full_since: Option<Duration>,
     low_on_space: bool,
+    /// Since when it is so, if it has ever changed.
+    space_changed: Option<Duration>,
 }
 
 impl Faults {
@@ -48,10 +52,13 @@ impl Faults {
     }
 
     /// Notes how many bytes of a disk are free. Returns whether it is low on space.
-    pub fn note_space(&self, free: u64, capacity: u64) -> bool {
+    pub fn note_space(&self, free: u64, capacity: u64, now: Duration) -> bool {
         let below = |percent: u64| u128::from(free) * 100 < u128::from(capacity) * u128::from(percent);
         let mut state = self.0.lock();
-        state.low_on_space = below(if state.low_on_space { NOT_LOW_FROM } else { LOW_BELOW });
+        let low = below(if state.low_on_space { NOT_LOW_FROM } else { LOW_BELOW });
+        if low != state.low_on_space && state.space_changed.is_none_or(|since| now >= since + SAME_FOR) {
+            (state.low_on_space, state.space_changed) = (low, Some(now));
+        }
         state.low_on_space
     }
 
@@ -87,9 +94,13 @@ mod tests {
     #[test]
     fn a_disk_is_low_on_space_until_there_is_clearly_more() {
         let faults = Faults::default();
-        let low = |percent: u64| faults.note_space(percent << 50, 100 << 50);
-        assert!(!low(100) && !low(10) && low(9) && low(0) && low(14) && !low(15) && !low(10));
-        assert!(!faults.note_space(0, 0), "nothing is known of it");
+        let low = |percent: u64, seconds: u64| faults.note_space(percent << 50, 100 << 50, at(seconds));
+        assert!(!low(100, 1) && !low(10, 2) && low(9, 3) && low(0, 4) && low(14, 100) && !low(15, 101));
+        assert!(
+            !low(10, 102) && !low(5, 160) && low(5, 161) && low(50, 220) && !low(50, 221),
+            "a minute each"
+        );
+        assert!(!faults.note_space(0, 0, at(1000)), "nothing is known of it");
     }
 
     #[test]

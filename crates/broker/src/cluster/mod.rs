@@ -409,7 +409,9 @@ impl Member {
     /// Takes over, closes and hands over logs as the image says. Blocks.
     pub fn serve(&self, holder: &mut dyn Holder) -> Result<(), MetaError> {
         self.announce_store(holder.lacks_store())?;
-        self.announce_space(holder.is_low_on_space())?;
+        if let Err(error) = self.announce_space(holder.is_low_on_space()) {
+            tracing::debug!(%error, "what is free on the disk is not known to others");
+        }
         let image = self.metadata.image();
         let mut logs = holder.logs();
         logs.extend(image.owners.iter().map(|(log, _)| log.to_owned()));

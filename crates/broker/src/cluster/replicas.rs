@@ -123,7 +123,8 @@ fn weight(log: &str, broker: i32) -> u64 {
 }
 
 /// The brokers beside the owner that shall have copies of a log, and their disks: `others` of those that are alive and are not
-/// about to end, in as many racks as there are. One that is low on space is among them only if there are not enough others.
+/// about to end, in as many racks as there are. One that is low on space is among them if its copy counts already, since it loses
+/// that as soon as the object store has the records, or if there are not enough others.
 pub fn targets(image: &Image, log: &str, owner: i32, others: usize) -> BTreeMap<Uuid, i32> {
     let alive = image.brokers.iter().filter_map(|(name, record)| Some((broker_id(name).ok()?, record)));
     let mut free: Vec<(i32, &BrokerRecord, Uuid)> = alive
@@ -132,11 +133,13 @@ pub fn targets(image: &Image, log: &str, owner: i32, others: usize) -> BTreeMap<
         .collect();
     free.sort_by_key(|(broker, ..)| weight(log, *broker));
     let rack_of = |broker: i32| image.brokers.get(&broker.to_string()).and_then(|it| it.rack.clone());
+    let counts = |disk: &Uuid| image.owners.get(log).is_some_and(|owner| owner.set.contains(disk));
     let mut racks = vec![rack_of(owner)];
     let mut chosen = BTreeMap::new();
     while chosen.len() < others && !free.is_empty() {
-        let rank =
-            |(_, record, _): &(i32, &BrokerRecord, Uuid)| (record.low_on_space, racks.contains(&record.rack));
+        let rank = |(_, record, disk): &(i32, &BrokerRecord, Uuid)| {
+            (record.low_on_space && !counts(disk), racks.contains(&record.rack))
+        };
         // The first of equals.
         let Some(at) = (0..free.len()).min_by_key(|at| rank(&free[*at])) else { break };
         let (broker, record, disk) = free.remove(at);
@@ -219,6 +222,25 @@ mod tests {
         };
         assert_eq!(lowers(4), BTreeSet::from([2, 3]), "although it is the one in another rack");
         assert_eq!(lowers(2), BTreeSet::from([3, 4]), "where there are too few others, racks decide");
+        let disk = |broker: u128| Uuid::from_u128(broker);
+        let owner = OwnerRecord {
+            home: 1,
+            broker: 1,
+            incarnation: Uuid::nil(),
+            epoch: 1,
+            next: None,
+            ready: None,
+            set: BTreeSet::from([disk(2), disk(3)]),
+            set_epoch: 1,
+            rest: Rest::new(),
+        };
+        let log = Uuid::from_u128(9).to_string();
+        store.commit(&[], &[owner.put(&log)]).unwrap();
+        metadata.refresh().unwrap();
+        let of_log = || -> BTreeSet<i32> { targets(&metadata.image(), &log, 1, 1).into_values().collect() };
+        let both = targets(&metadata.image(), &log, 1, 2);
+        assert!(both.values().all(|broker| [2, 3].contains(broker)), "copies that count stay: {both:?}");
+        assert!(of_log().is_subset(&BTreeSet::from([2, 3])));
     }
 
     #[test]

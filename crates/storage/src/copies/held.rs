@@ -156,6 +156,11 @@ impl Copies {
         self.log.id()
     }
 
+    /// Free bytes of the disk and all of its bytes, if known.
+    pub fn space(&self) -> Option<(u64, u64)> {
+        Some((self.disk.free_bytes().ok()?, self.disk.capacity_bytes().ok()?))
+    }
+
     /// The copies in an open log.
     pub(crate) fn of(log: Log, disk: Arc<dyn Disk>) -> Result<Copies, OpenError> {
         let io = |source| OpenError::Io { doing: "reading the copies of other logs".into(), source };

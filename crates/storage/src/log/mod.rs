@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use disk::{BufferPool, Disk};
 use model::{Offset, StreamId, Timestamp};
@@ -464,6 +465,14 @@ impl Log {
     pub fn prove_ownership(&self) {
         let streams = self.shared.streams().into_iter().take(1).collect();
         self.shared.tier.record(streams, Some(self.shared.clock.nanos()));
+    }
+
+    /// For how long there have been records that the object store lacks and that cannot be read.
+    pub fn unreadable_for(&self) -> Duration {
+        match self.shared.tier.unreadable_since.load(Ordering::Acquire) {
+            0 => Duration::ZERO,
+            since => Duration::from_nanos(self.shared.clock.nanos().saturating_sub(since)),
+        }
     }
 
     /// The error for which the log takes no more appends, if any.

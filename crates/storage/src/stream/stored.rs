@@ -40,6 +40,11 @@ impl StreamState {
         self.local_from().max(self.start)
     }
 
+    /// Whether nothing is left to store: what was trimmed is stored by nobody.
+    pub fn is_stored(&self) -> bool {
+        self.stored_to().unwrap_or(self.start).max(self.start) >= self.synced
+    }
+
     /// Records below are stored. `None` if nothing was ever stored.
     pub fn stored_to(&self) -> Option<Offset> {
         self.stored.as_ref().map(|stored| stored.to)

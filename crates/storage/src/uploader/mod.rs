@@ -19,6 +19,7 @@ mod pass;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
@@ -119,8 +120,6 @@ struct Aside {
 /// The bounds of the pause before unreadable records are read again.
 const ASIDE_MIN: Duration = Duration::from_secs(1);
 const ASIDE_MAX: Duration = Duration::from_secs(60);
-/// A log of a cluster is given up after its records could not be read for so long.
-const UNREADABLE_MAX: Duration = Duration::from_secs(3);
 
 /// An object on its way.
 struct Pending {
@@ -199,6 +198,7 @@ impl Uploader {
         self.try_those_aside();
         self.begin_pass();
         let begun = self.begin(&bucket);
+        self.note_unreadable();
         let mut failed = None;
         for (put, result) in self.shared.tier.take_ended() {
             let same = |pending: &&mut Pending| matches!(pending.put, Progress::Going(of) if of == put);
@@ -322,17 +322,19 @@ impl Uploader {
         });
         let streams = wish.into_streams();
         self.leader_aside = match &built {
-            Err(UploadError::Unreadable { stream, source, .. }) => {
+            Err(UploadError::Unreadable { stream, .. }) => {
                 let since = self.leader_aside.filter(|(before, _)| before == stream);
-                let since = since.map_or_else(|| shared.clock.nanos(), |(_, since)| since);
-                self.give_up_unreadable(*stream, since, source);
-                Some((*stream, since))
+                Some((*stream, since.map_or_else(|| shared.clock.nanos(), |(_, since)| since)))
             }
             _ => None,
         };
         if built.is_ok() && !self.aside.is_empty() {
-            // Those that were read at last.
-            let was_read = |id: &StreamId| streams.binary_search_by_key(id, |stream| stream.id()).is_ok();
+            // Those that were read at last. An object may be full before it has any of their records.
+            let rows = match &built {
+                Ok(Some((_, known))) => &known.rows[..],
+                Ok(None) | Err(_) => &[],
+            };
+            let was_read = |id: &StreamId| rows.iter().any(|row| row.stream == *id);
             self.aside.retain(|id, aside| aside.until.is_some() || !was_read(id));
         }
         match &built {
@@ -365,18 +367,7 @@ impl Uploader {
         let until = Some(now.saturating_add(u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX)));
         stream.set_aside(true);
         self.aside.insert(id, Aside { stream, since, until, pause });
-        self.give_up_unreadable(id, since, &why);
         self.problems.push(UploadError::Unreadable { stream: id, leads: false, source: why });
-    }
-
-    /// Stops a log of a cluster whose records could not be read since the time `since`. What was answered of them is on the disks
-    /// of the copy set, where its next owner finds it. Until then no disk could drop any block of this log.
-    fn give_up_unreadable(&self, stream: StreamId, since: u64, why: &RewriteError) {
-        let for_long = self.shared.clock.nanos().saturating_sub(since);
-        if self.shared.options.owned.is_some() && u128::from(for_long) >= UNREADABLE_MAX.as_nanos() {
-            let why = format!("records of the stream {stream} cannot be read, and so not be stored: {why}");
-            self.shared.queue.give_up(AppendError::Poisoned(why.into()));
-        }
     }
 
     /// Lets the streams wait with the others again whose time has come.
@@ -391,8 +382,17 @@ impl Uploader {
                 aside.stream.set_aside(false);
                 shared.store_later(&aside.stream);
             }
-            !aside.stream.lock().deleted
+            let state = aside.stream.lock();
+            !state.deleted && !state.is_stored()
         });
+    }
+
+    /// Says since when records cannot be read.
+    fn note_unreadable(&self) {
+        let since = self.aside.values().map(|aside| aside.since);
+        let since = since.chain(self.leader_aside.map(|(_, since)| since)).min();
+        // 0 says that there are none.
+        self.shared.tier.unreadable_since.store(since.map_or(0, |since| since.max(1)), Ordering::Release);
     }
 
     /// The problems with single streams since the last call.

@@ -65,6 +65,8 @@ const PROVED_FOR: Duration = Duration::from_secs(2);
 const BLIND_AFTER: Duration = Duration::from_secs(3);
 /// Interval at which it looks again.
 const STORED_CHECK: Duration = Duration::from_millis(5);
+/// A log is opened again after records for the object store could not be read for so long.
+const UNREADABLE_MAX: Duration = Duration::from_secs(3);
 
 enum State {
     Opening {
@@ -310,6 +312,7 @@ impl Holder for Host {
             State::Failed(until) if *until <= self.threads().now() => None,
             // It is of no use: it is closed, and taken over anew. Epochs begin at 1.
             State::Open(open) if open.log.stopped().is_some() || open.log.is_fenced() => Some(0),
+            State::Open(open) if self.0.lacks_records(open) => Some(0),
             _ => Some(held.epoch),
         }
     }
@@ -395,13 +398,8 @@ impl Holder for Host {
     }
 
     fn is_low_on_space(&self) -> bool {
-        let space = |held: &Held| {
-            let State::Open(open) = &held.state else { return None };
-            Some((open.usable_bytes()?, open.capacity_bytes()?))
-        };
-        let spaces: Vec<(u64, u64)> = self.0.held.lock().values().filter_map(space).collect();
-        // All logs of a broker lie on one disk.
-        spaces.first().is_some_and(|(free, capacity)| self.0.faults.note_space(*free, *capacity))
+        let now = self.threads().now();
+        self.0.parts.copies.space().is_some_and(|(free, all)| self.0.faults.note_space(free, all, now))
     }
 
     fn close(&mut self, log: &str, orderly: bool) -> bool {
@@ -479,9 +477,23 @@ impl Shared {
         }
     }
 
+    /// Whether a log has records for the object store that it has not been able to read for a while. The store and the copies have
+    /// what was answered, so the log is opened from those. Without the store it could not be opened again.
+    fn lacks_records(&self, open: &OpenLog) -> bool {
+        open.log.unreadable_for() >= UNREADABLE_MAX && self.parts.bucket.away_for().is_zero()
+    }
+
     /// Closes a log. After a bug, its directory may be in use for ever.
     fn end(&self, name: &str, open: &Arc<OpenLog>, orderly: bool) {
-        if open.failure().is_some() {
+        let unreadable = self.lacks_records(open);
+        if unreadable {
+            tracing::error!(
+                log = name,
+                "records that the object store does not have cannot be read: the log is opened from the store and the copies; \
+                 check the disk"
+            );
+        }
+        if unreadable || open.failure().is_some() {
             self.faults.note(self.parts.threads.now());
         }
         if catch_unwind(AssertUnwindSafe(|| self.shut(name, open, orderly))).is_err() {
