@@ -609,6 +609,25 @@ fn a_log_goes_on_once_its_records_can_be_read() {
     }
 }
 
+#[test]
+fn a_stream_is_stored_again_once_records_that_cannot_be_read_are_deleted() {
+    let mut world = World::tiered(1);
+    damage(&mut world, 1);
+    for _ in 0..10 {
+        drop(world.parts.uploader.turn());
+        world.run_puts(usize::MAX);
+    }
+    assert!(world.stream(1).is_aside());
+    let end = world.stream(1).bounds().synced;
+    world.trim_to(1, end);
+    for _ in 0..10 {
+        world.parts.writer.turn(Patience::None);
+    }
+    drop(world.parts.uploader.turn());
+    assert!(!world.stream(1).is_aside());
+    assert_eq!(world.parts.log.unreadable_for(), Duration::ZERO);
+}
+
 /// A record on the local disk is lost before it is stored.
 #[test]
 fn records_that_cannot_be_read_hold_up_no_other_stream() {

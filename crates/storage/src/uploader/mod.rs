@@ -377,13 +377,17 @@ impl Uploader {
         }
         let (shared, now) = (&self.shared, self.shared.clock.nanos());
         self.aside.retain(|_, aside| {
-            if aside.until.is_some_and(|until| until <= now) {
+            let (deleted, stored) = {
+                let state = aside.stream.lock();
+                (state.deleted, state.is_stored())
+            };
+            // Records that are trimmed need not be read any more. Those behind them wait as all others do.
+            if stored || aside.until.is_some_and(|until| until <= now) {
                 aside.until = None;
                 aside.stream.set_aside(false);
                 shared.store_later(&aside.stream);
             }
-            let state = aside.stream.lock();
-            !state.deleted && !state.is_stored()
+            !deleted && !stored
         });
     }
 
