@@ -101,11 +101,12 @@ async fn serve(settings: Settings, exported: otlp::Settings) -> anyhow::Result<(
     let millis = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     let durability = "acks=all is answered when records are on the device";
     tracing::info!(address, millis, version = env!("CARGO_PKG_VERSION"), durability, "ready");
-    announce(&format!(
+    let ready = format!(
         "mainstem is ready on {address} (data {}, admin {})",
         directory.display(),
         admin_address.as_deref().unwrap_or("off"),
-    ));
+    );
+    announce(format!("{ready}\n{}", settings.text("ready.message")).trim_end());
 
     let name = signals.next().await;
     tracing::info!(signal = name, "stopping");
@@ -206,9 +207,9 @@ async fn give_memory_back(mut freed: UnboundedReceiver<OwnedSemaphorePermit>) {
 }
 
 /// Prints a line to standard output. A supervisor may have closed it, which must not stop the server.
-fn announce(line: &str) {
+fn announce(lines: &str) {
     let mut output = io::stdout().lock();
-    if let Err(error) = writeln!(output, "{line}").and_then(|()| output.flush()) {
+    if let Err(error) = writeln!(output, "{lines}").and_then(|()| output.flush()) {
         tracing::debug!(%error, "the ready line could not be printed");
     }
 }

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 
 use crate::process::{LONG, Outcome, Program, signal, wait_within};
 
@@ -13,6 +13,7 @@ use crate::process::{LONG, Outcome, Program, signal, wait_within};
 pub struct Server {
     program: Program,
     child: Child,
+    lines: Receiver<String>,
     /// The line that the server prints when it is ready.
     pub ready: String,
     /// The address of its listener: `host:port`. With several listeners `NAME://host:port` of each.
@@ -47,13 +48,18 @@ impl Server {
             rest.unwrap_or_else(|| panic!("no {from} and {to} in {ready}")).0.to_owned()
         };
         let (address, admin) = (between("ready on ", " (data"), between("admin ", ")"));
-        Server { program, child, ready, address, admin }
+        Server { program, child, lines, ready, address, admin }
     }
 
     /// The address of one of several listeners.
     pub fn address_of(&self, name: &str) -> String {
         let found = self.address.split(", ").find_map(|part| part.strip_prefix(&format!("{name}://")));
         found.unwrap_or_else(|| panic!("{name} in {}", self.address)).to_owned()
+    }
+
+    /// The next line that it prints, below that of a server that is ready.
+    pub fn next_line(&self) -> String {
+        self.lines.recv_timeout(LONG).expect("another line")
     }
 
     /// The id of its process.

@@ -168,6 +168,13 @@ pub const ROWS: &[Row] = &[
          /healthz and /readyz stay open.",
     ),
     row(
+        "ready.message",
+        "",
+        Scope::Server,
+        anything,
+        "Text that is printed below the line of a server that is ready, for scripts that wait for lines of other servers.",
+    ),
+    row(
         "ssl.keystore.type",
         "PEM",
         Scope::Listeners,

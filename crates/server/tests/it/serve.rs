@@ -41,7 +41,7 @@ fn sorted(text: &str) -> Vec<&str> {
 fn it_says_when_it_is_ready_and_ends_on_sigterm() {
     let parent = TempDir::new().unwrap();
     let directory = parent.path().join("data");
-    let server = start(&directory, &[]);
+    let server = start(&directory, &["--set", "ready.message=Server started\nby a script"]);
     let expected = format!(
         "mainstem is ready on {} (data {}, admin {})",
         server.address,
@@ -49,6 +49,7 @@ fn it_says_when_it_is_ready_and_ends_on_sigterm() {
         server.admin
     );
     assert_eq!(server.ready, expected);
+    assert_eq!([server.next_line(), server.next_line()], ["Server started", "by a script"]);
     assert_eq!(fs::metadata(&directory).unwrap().permissions().mode() & 0o777, 0o700);
     assert!(server.ask("/healthz").starts_with("HTTP/1.1 200 "));
     assert!(server.ask("/readyz").starts_with("HTTP/1.1 200 "));
