@@ -4,6 +4,9 @@
 //! `RWF_DSYNC`). With the page cache there is one thread, so that writes and syncs are done in the order in which they were started.
 //! A thread is made when an operation finds all others busy, and then stays.
 //!
+//! Handing a call to a thread and its outcome back takes two switches between threads, more than the call itself takes of a processor.
+//! So an owner that waits for a single small write makes the call itself. While it waits it could start nothing anyway.
+//!
 //! Invariants:
 //! - Every started operation is finished before the queue is gone.
 //! - The memory of an operation is free before its outcome can be taken.
@@ -25,11 +28,15 @@ use crate::{File, Finished, Queue, Waker};
 
 /// More calls at a time bring a device nothing: blocks are large, and four of them are written at a time.
 const THREADS_MAX: usize = 8;
+/// Writes of more bytes go to a thread, so that the owner prepares the next one meanwhile: it comes soon.
+const OWN_BYTES_MAX: usize = 128 * 1024;
 
 pub(crate) struct ThreadQueue {
     depth: usize,
     threads_max: usize,
     in_flight: usize,
+    /// What was started since the last wait.
+    started: VecDeque<Job>,
     todo: Arc<Todo>,
     mailbox: Arc<Mailbox>,
     threads: Vec<JoinHandle<()>>,
@@ -91,6 +98,7 @@ impl ThreadQueue {
             depth,
             threads_max,
             in_flight: 0,
+            started: VecDeque::new(),
             todo: Arc::default(),
             mailbox: Arc::default(),
             threads: Vec::new(),
@@ -110,8 +118,29 @@ impl ThreadQueue {
     fn start(&mut self, token: u64, file: &Arc<dyn File>, kind: JobKind) {
         assert!(self.in_flight < self.depth, "more than {} operations in flight", self.depth);
         self.in_flight += 1;
+        self.started.push_back(Job { token, file: file.clone(), kind });
+    }
+
+    /// The only operation, if the owner may as well do it itself.
+    fn take_own(&mut self) -> Option<Job> {
+        let small =
+            |job: &Job| matches!(&job.kind, JobKind::Write { data, .. } if data.len() <= OWN_BYTES_MAX);
+        if self.in_flight == 1 && self.started.front().is_some_and(small) {
+            self.started.pop_front()
+        } else {
+            None
+        }
+    }
+
+    fn hand_all_over(&mut self) {
+        while let Some(job) = self.started.pop_front() {
+            self.hand_over(job);
+        }
+    }
+
+    fn hand_over(&mut self, job: Job) {
         let mut jobs = self.todo.jobs.lock();
-        jobs.waiting.push_back(Job { token, file: file.clone(), kind });
+        jobs.waiting.push_back(job);
         let all_busy = jobs.waiting.len() > jobs.idle;
         drop(jobs);
         self.todo.changed.notify_one();
@@ -146,6 +175,18 @@ impl Queue for ThreadQueue {
         timeout: Option<Duration>,
         finished: &mut Vec<Finished>,
     ) -> io::Result<()> {
+        if block
+            && timeout.is_none()
+            && !self.mailbox.post.lock().woken
+            && let Some(job) = self.take_own()
+        {
+            finished.push(job.run());
+            self.in_flight -= 1;
+            // Whoever was woken meanwhile is awake.
+            self.mailbox.post.lock().woken = false;
+            return Ok(());
+        }
+        self.hand_all_over();
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut post = self.mailbox.post.lock();
         while block && post.finished.is_empty() && !post.woken {
@@ -172,6 +213,7 @@ impl Queue for ThreadQueue {
 
 impl Drop for ThreadQueue {
     fn drop(&mut self) {
+        self.hand_all_over();
         self.todo.jobs.lock().closed = true;
         self.todo.changed.notify_all();
         for thread in self.threads.drain(..) {
@@ -203,14 +245,22 @@ impl Todo {
 }
 
 fn work(todo: &Todo, mailbox: &Mailbox) {
-    while let Some(Job { token, file, kind }) = todo.take() {
+    while let Some(job) = todo.take() {
+        let finished = job.run();
+        mailbox.post.lock().finished.push(finished);
+        mailbox.changed.notify_one();
+    }
+}
+
+impl Job {
+    fn run(self) -> Finished {
+        let Job { token, file, kind } = self;
         let result = match kind {
             JobKind::Write { position, data, durable: false } => file.write_at(position, &data),
             JobKind::Write { position, data, durable: true } => write_durably(&file, position, &data),
             JobKind::Sync => file.sync(),
         };
-        mailbox.post.lock().finished.push(Finished { token, result });
-        mailbox.changed.notify_one();
+        Finished { token, result }
     }
 }
 
@@ -264,7 +314,7 @@ mod tests {
     fn read_only_file() -> Arc<dyn File> {
         let path = tempfile::NamedTempFile::new().expect("a temporary file");
         let file = std::fs::File::open(path.path()).expect("it can be read");
-        Arc::new(DirectoryFile::new(file, path.path().to_owned(), 4096, false))
+        Arc::new(DirectoryFile::new(file, path.path().to_owned(), 1 << 20, false))
     }
 
     #[test]
@@ -292,6 +342,7 @@ mod tests {
         for token in 0..3 {
             queue.sync(token, &file);
         }
+        queue.hand_all_over();
         while !queue.todo.jobs.lock().waiting.is_empty() {
             std::thread::yield_now();
         }
@@ -302,6 +353,40 @@ mod tests {
             queue.wait(true, None, &mut finished).expect("the queue itself works");
         }
         assert_eq!(finished.len(), 3);
+    }
+
+    #[test]
+    fn whoever_waits_for_one_small_write_makes_it() {
+        let file = read_only_file();
+        let mut queue = ThreadQueue::overlapping(3).expect("a thread");
+        let mut finished = Vec::new();
+        // Without a thread that could take it.
+        queue.todo.jobs.lock().closed = true;
+        while let Some(thread) = queue.threads.pop() {
+            queue.todo.changed.notify_all();
+            thread.join().expect("it ends");
+        }
+        queue.threads_max = 0;
+        queue.write(1, &file, 0, AlignedBuffer::zeroed(OWN_BYTES_MAX).into_bytes(), true);
+        queue.waker().wake();
+        queue.wait(false, None, &mut finished).expect("the queue itself works");
+        assert!(finished.is_empty() && queue.todo.jobs.lock().waiting.pop_front().is_some());
+        queue.in_flight = 0;
+        // The wake-up is still due.
+        queue.wait(true, None, &mut finished).expect("the queue itself works");
+        queue.write(2, &file, 0, AlignedBuffer::zeroed(OWN_BYTES_MAX).into_bytes(), true);
+        queue.wait(true, None, &mut finished).expect("the queue itself works");
+        assert!(finished.iter().map(|finished| finished.token).eq([2]));
+        // A larger one is for a thread, as are two.
+        for (writes, bytes) in [(1, OWN_BYTES_MAX + SECTOR), (2, SECTOR)] {
+            for token in 0..writes {
+                queue.write(token, &file, 0, AlignedBuffer::zeroed(bytes).into_bytes(), true);
+            }
+            queue.waker().wake();
+            queue.wait(true, None, &mut finished).expect("the queue itself works");
+            assert_eq!(queue.todo.jobs.lock().waiting.drain(..).count() as u64, writes);
+            queue.in_flight = 0;
+        }
     }
 
     #[test]
