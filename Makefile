@@ -34,7 +34,7 @@ STEPS := toolchain setup build "check test-rust | compat clients kafka-tools" \
 	"security real-input packages | compaction tiered transactions crash" "objects monitoring deploy | images differential" \
 	failover power hostile bench-load fuzz
 
-.PHONY: help run cluster build packaged image dist $(filter-out |,$(subst ",,$(STEPS))) test bench-quick bench bench-full soak clean
+.PHONY: help run cluster build packaged profile image dist $(filter-out |,$(subst ",,$(STEPS))) test bench-quick bench bench-full soak clean
 
 help: ## Lists these targets.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1 \2/p' Makefile | awk '{ t = $$2; $$1 = $$2 = ""; sub(/^ +/, ""); printf "make %-12s %s\n", t, $$0 }'
@@ -50,9 +50,13 @@ build: ## Builds the programs for use, optimised.
 	@scripts/toolchain all
 	@cargo build --release --locked --workspace --bin mainstem --bin mainstem-bench
 
-packaged: ## Builds the programs as packages and images contain them: ten minutes, for a tenth less CPU (docs/packages.md).
+packaged: ## Builds the programs as packages and images contain them: ten minutes, for a fifth less CPU (docs/packages.md).
 	@scripts/toolchain all
-	@cargo build --profile packaged --locked --workspace --bin mainstem --bin mainstem-bench
+	@scripts/build-packaged --bin mainstem --bin mainstem-bench
+
+profile: ## Makes packaging/mainstem.profdata anew, by which the programs of packages are optimised: an hour.
+	@scripts/toolchain all
+	@scripts/profile
 
 test: ## Everything that CI runs, set-up included; ends at the first step that fails.
 	@MAKE="$(MAKE)" scripts/steps $(STEPS)

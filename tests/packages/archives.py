@@ -76,6 +76,19 @@ def cases(directory, made):
             assert ".symtab" not in sections and ".debug_info" not in sections and ".debug_line" not in sections, sections
         return f"{made.archive.stat().st_size / 1e6:.0f} MB"
 
+    def profile():
+        """A compiler of another version might not read it, and does no more than warn."""
+        file = place.ROOT / "packaging" / "mainstem.profdata"
+        source = directory / "empty.rs"
+        source.write_text("pub fn nothing() {}\n")
+        other = directory / "other.profdata"
+        other.write_bytes(bytes(8) + file.read_bytes()[8:])
+        for used, readable in ((file, True), (other, False)):
+            command = ("rustc", f"-Cprofile-use={used}", "--crate-type", "lib", "--out-dir", directory, source)
+            done = subprocess.run(command, text=True, capture_output=True, check=True)
+            assert ("warning" not in done.stderr) == readable, done.stderr
+        return f"{file.stat().st_size / 1e6:.1f} MB"
+
     def configuration():
         """The sample as it is, and with each setting that it names."""
         sample = place.ROOT / "packaging" / "mainstem.toml"
@@ -152,6 +165,7 @@ def cases(directory, made):
     yield "files: sorted, of root, of the last commit's time", 60, ordered
     yield "archive: what is in it, programs that run", 60, unpacked
     yield "archive: symbols apart, found by the link", 60, symbols
+    yield "profile: the compiler takes it", 60, profile
     yield "configuration: the sample can be used, and all that it names", 30, configuration
     yield "package: fields, files, checksums, scripts", 60, package
     yield "package: symbols by build id", 60, symbols_package
