@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,7 @@ use wire::messages::metadata_response::MetadataResponsePartition;
 use wire::records::{BatchBuilder, records};
 use wire::{Chunks, ErrorCode, Text};
 
+use crate::common::slow_disk::SlowDisk;
 use crate::common::transactional::{Producer, Seen, V1, V2, Version, now_ms, read as read_committed};
 use crate::common::{call, connect, fetch_of, fetch_request, metric, try_create_topic, unframed};
 
@@ -56,6 +58,8 @@ struct Cluster {
     sent: usize,
     starts: usize,
     reached: Reached,
+    /// How late the disk with copies is of each broker, in milliseconds.
+    late_ms: BTreeMap<i32, Arc<AtomicU64>>,
     /// Settings of all brokers.
     settings: &'static [(&'static str, &'static str)],
 }
@@ -101,6 +105,7 @@ impl Cluster {
             sent: 0,
             starts: 0,
             reached: Reached::default(),
+            late_ms: BTreeMap::new(),
             settings,
         };
         (1..=3).for_each(|node| cluster.start(node));
@@ -108,10 +113,11 @@ impl Cluster {
     }
 
     /// A disk for the copies of others: a broker that comes back has lost the one that it had.
-    fn copies(&self) -> CopyDirectory {
+    fn copies(&mut self, node: i32) -> CopyDirectory {
         let path = self.home.path().join(format!("copies-{}", self.starts));
         std::fs::create_dir_all(&path).unwrap();
-        let disk = Arc::new(open_directory(&path, Engine::Plain).unwrap());
+        let inner = Arc::new(open_directory(&path, Engine::Plain).unwrap());
+        let disk = Arc::new(SlowDisk { inner, late_ms: self.late_ms.entry(node).or_default().clone() });
         CopyDirectory { path: path.display().to_string(), disk }
     }
 
@@ -142,7 +148,7 @@ impl Cluster {
             listeners: BTreeMap::from([("PLAINTEXT".to_owned(), ("a broker".to_owned(), port(node)))]),
             inter_broker: ("PLAINTEXT".to_owned(), Arc::new(Wire(self.reached.clone()))),
             session: SESSION,
-            copies: self.copies(),
+            copies: self.copies(node),
         };
         let bucket: Arc<dyn Bucket> = Arc::new(DirectoryBucket::open(bucket).unwrap());
         let broker = Broker::open_in_cluster(config, membership, bucket).unwrap();
@@ -630,6 +636,84 @@ async fn acks_all_needs_replicas_in_sync() {
     cluster.until_in_sync(&[1, 3]).await;
     cluster.produce().await;
     cluster.until_metric("kafka_server_replicamanager_isrexpands_total", &|now| now > expands).await;
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+/// A disk that is slow does not count after 300 ms, and holds nobody up. It counts again once it is as fast as the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_slow_disk_leaves_the_replicas_in_sync() {
+    const LATE: Duration = Duration::from_secs(2);
+    let mut cluster = cluster_of(&[], &[("min.insync.replicas", "2")]).await;
+    cluster.until_in_sync(&[1, 2, 3]).await;
+    cluster.produce().await;
+    let slow = cluster.late_ms[&2].clone();
+    slow.store(LATE.as_millis() as u64, Ordering::Relaxed);
+    // The broker leads its own partitions as before: each lacks no replica.
+    let others_lead = async |cluster: &Cluster| {
+        let answer = metadata(&mut cluster.client()).await;
+        let of_others = answer.topics[0].partitions.iter().filter(|it| it.leader_id != 2);
+        of_others.map(|it| it.isr_nodes.clone()).collect::<Vec<_>>()
+    };
+    cluster.produce().await;
+    let until = Instant::now() + PATIENCE;
+    while others_lead(&cluster).await.iter().any(|in_sync| in_sync.contains(&2)) {
+        assert!(Instant::now() < until, "the slow disk still counts");
+        cluster.produce().await;
+    }
+    // From now on, one write of the slow disk takes longer than all twelve records together.
+    let mut fastest = LATE;
+    while fastest >= LATE {
+        assert!(Instant::now() < until, "records wait for the slow disk");
+        let begun = Instant::now();
+        cluster.produce().await;
+        fastest = fastest.min(begun.elapsed());
+    }
+    slow.store(0, Ordering::Relaxed);
+    cluster.until_in_sync(&[1, 2, 3]).await;
+    cluster.produce().await;
+    cluster.read_all().await;
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+/// Where a replica that is needed leaves while an append waits for it, acks=all fails, and the record stays, as in Kafka.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_record_stays_whose_replicas_became_too_few() {
+    let cluster = cluster_of(&[], &[("min.insync.replicas", "3")]).await;
+    let until = Instant::now() + PATIENCE;
+    let (mut value, mut refused) = (0, Vec::new());
+    loop {
+        assert!(Instant::now() < until, "no record is appended while all replicas count");
+        cluster.until_in_sync(&[1, 2, 3]).await;
+        let (leader, _) = cluster.leaders().await[0];
+        let away = if leader == 1 { 2 } else { 1 };
+        // It goes on to give signs of life, and nobody reaches it.
+        let unreached = cluster.reached.lock().unwrap().remove(&port(away)).unwrap();
+        let mut client = connect(&cluster.brokers[&leader]);
+        let sent = batch(&format!("value {value}"));
+        let error = crate::common::produce(&mut client, TOPIC, 0, -1, sent).await.0;
+        cluster.reached.lock().unwrap().insert(port(away), unreached);
+        if error == ErrorCode::NotEnoughReplicasAfterAppend.code() {
+            break;
+        }
+        // On a slow machine, the replica left before.
+        assert!(may_be_retried(error), "{error}");
+        refused.push(format!("value {value}"));
+        value += 1;
+    }
+    let found = loop {
+        assert!(Instant::now() < until, "partition 0 cannot be read");
+        cluster.until_in_sync(&[1, 2, 3]).await;
+        let (leader, _) = cluster.leaders().await[0];
+        if let Some(found) = read(&mut connect(&cluster.brokers[&leader]), 0).await {
+            break found;
+        }
+    };
+    let found: Vec<String> = found.into_iter().filter(|value| !refused.contains(value)).collect();
+    assert_eq!(found, [format!("value {value}")]);
     for broker in cluster.brokers.values() {
         broker.close().await;
     }

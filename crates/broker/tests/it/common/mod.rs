@@ -1,6 +1,7 @@
 //! A broker in a temporary directory, and requests to it in the form of clients.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod slow_disk;
 pub mod store;
 pub mod transactional;
 
