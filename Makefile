@@ -52,9 +52,9 @@ build: ## Builds the programs for use, optimised.
 
 packaged: ## Builds the programs as packages and images contain them: ten minutes, for a fifth less CPU (docs/packages.md).
 	@scripts/toolchain all
-	@scripts/build-packaged --bin mainstem --bin mainstem-bench
+	@scripts/build-packaged mainstem mainstem-bench
 
-profile: ## Makes packaging/mainstem.profdata anew, by which the programs of packages are optimised: an hour.
+profile: ## Makes packaging/mainstem.profdata anew, by which the programs of packages are optimised: half an hour.
 	@scripts/toolchain all
 	@scripts/profile
 

@@ -138,7 +138,7 @@ pub trait Queue: Send {
         finished: &mut Vec<Finished>,
     ) -> io::Result<()>;
 
-    /// A handle with which any thread ends a blocking [`Queue::wait`].
+    /// A handle with which any thread ends a blocking [`Queue::wait`]. A queue may finish one operation first.
     fn waker(&self) -> Arc<dyn Waker>;
 }
 

@@ -5,7 +5,8 @@
 //! A thread is made when an operation finds all others busy, and then stays.
 //!
 //! Handing a call to a thread and its outcome back takes two switches between threads, more than the call itself takes of a processor.
-//! So an owner that waits for a single small write makes the call itself. While it waits it could start nothing anyway.
+//! So an owner that waits for a single small write makes the call itself, and hears of wakers only after it. The writer of a log starts
+//! nothing else meanwhile, but for more than 128 KiB of new appends, and for those that come while a trailer is written.
 //!
 //! Invariants:
 //! - Every started operation is finished before the queue is gone.

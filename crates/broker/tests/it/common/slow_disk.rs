@@ -1,4 +1,4 @@
-//! A disk that takes longer for everything that it writes while a test says so.
+//! A disk whose queues take longer for every write while a test says so.
 
 use std::io;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use disk::{Disk, File, Finished, Queue, Waker};
 
-/// A disk whose finished writes are known so many milliseconds late.
+/// A disk whose queues tell of finished writes so many milliseconds late.
 #[derive(Debug)]
 pub struct SlowDisk {
     pub inner: Arc<dyn Disk>,
