@@ -644,12 +644,13 @@ async fn acks_all_needs_replicas_in_sync() {
 /// A disk that is slow does not count after 300 ms, and holds nobody up. It counts again once it is as fast as the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_slow_disk_leaves_the_replicas_in_sync() {
-    const LATE: Duration = Duration::from_secs(2);
+    const LATE_MS: u64 = 2000;
+    const LATE: Duration = Duration::from_millis(LATE_MS);
     let mut cluster = cluster_of(&[], &[("min.insync.replicas", "2")]).await;
     cluster.until_in_sync(&[1, 2, 3]).await;
     cluster.produce().await;
     let slow = cluster.late_ms[&2].clone();
-    slow.store(LATE.as_millis() as u64, Ordering::Relaxed);
+    slow.store(LATE_MS, Ordering::Relaxed);
     // The broker leads its own partitions as before: each lacks no replica.
     let counts = async |cluster: &Cluster| {
         let answer = metadata(&mut cluster.client()).await;
