@@ -19,6 +19,7 @@ use std::sync::Arc;
 use crate::file::DirectoryFile;
 use crate::threads::ThreadQueue;
 use crate::uring::UringQueue;
+use crate::writeback::Writeback;
 use crate::{AlignedBuffer, Disk, File, Queue, SECTOR};
 
 /// The file that [`lock_directory`] locks; [`Disk::list`] leaves it out.
@@ -45,8 +46,8 @@ pub struct DirectoryDisk {
     /// Never `Auto`.
     engine: Engine,
     read_only: bool,
-    /// Nothing has to outlive a crash of the system.
-    scratch: bool,
+    /// Of a directory of which nothing has to outlive a crash of the system.
+    scratch: Option<Arc<Writeback>>,
 }
 
 /// Opens an existing directory. With [`Engine::Auto`], a feature that the system refuses is logged once and not used.
@@ -57,7 +58,7 @@ pub fn open_directory(path: &Path, engine: Engine) -> io::Result<DirectoryDisk> 
         return Err(io::ErrorKind::NotADirectory.into());
     }
     let engine = if engine == Engine::Plain { engine } else { probe(path, engine)? };
-    Ok(DirectoryDisk { path: path.to_owned(), directory, engine, read_only: false, scratch: false })
+    Ok(DirectoryDisk { path: path.to_owned(), directory, engine, read_only: false, scratch: None })
 }
 
 /// Opens an existing directory for reading: through the page cache, without a test of writes, and with files that
@@ -67,9 +68,9 @@ pub fn read_directory(path: &Path) -> io::Result<DirectoryDisk> {
 }
 
 /// Opens an existing directory for files that are worth nothing after a crash of the system. They are written to the page
-/// cache. Syncs do nothing, and neither new files nor their names are synced.
+/// cache, and reach the device soon afterwards. Syncs do nothing, and neither new files nor their names are synced.
 pub fn scratch_directory(path: &Path, engine: Engine) -> io::Result<DirectoryDisk> {
-    Ok(DirectoryDisk { scratch: true, ..open_directory(path, engine)? })
+    Ok(DirectoryDisk { scratch: Some(Writeback::start()?), ..open_directory(path, engine)? })
 }
 
 impl DirectoryDisk {
@@ -101,19 +102,22 @@ impl DirectoryDisk {
         options
     }
 
-    /// What nobody syncs is written to the page cache: the device gets it in large pieces, or never.
+    /// What nobody syncs is written to the page cache: the device gets it in large pieces, and nobody waits for it.
     fn direct(&self) -> bool {
-        self.engine != Engine::Plain && !self.scratch
+        self.engine != Engine::Plain && self.scratch.is_none()
     }
 
     fn file(&self, file: fs::File, path: PathBuf, length: u64) -> DirectoryFile {
         let file = DirectoryFile::new(file, path, length, self.direct());
-        if self.scratch { file.without_sync() } else { file }
+        match &self.scratch {
+            Some(writeback) => file.without_sync(writeback),
+            None => file,
+        }
     }
 
     /// Syncs the names.
     fn sync_names(&self) -> io::Result<()> {
-        if self.scratch { Ok(()) } else { self.directory.sync_all() }
+        if self.scratch.is_some() { Ok(()) } else { self.directory.sync_all() }
     }
 }
 
@@ -138,7 +142,7 @@ impl Disk for DirectoryDisk {
         assert!(length.is_multiple_of(SECTOR as u64), "length {length} is not a multiple of a sector");
         let path = self.path_of(name);
         let file = self.options().create_new(true).open(&path).map_err(full)?;
-        let synced = |()| if self.scratch { Ok(()) } else { file.sync_all() };
+        let synced = |()| if self.scratch.is_some() { Ok(()) } else { file.sync_all() };
         if let Err(error) = allocate(&file, length).and_then(synced) {
             fs::remove_file(&path)?;
             return Err(full(error));

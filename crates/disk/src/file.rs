@@ -17,6 +17,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::writeback::{Writeback, Written};
 use crate::{AlignedBuffer, File, SECTOR, read_parts_at};
 
 /// Upper bound of the extra memory of one unaligned operation. It is large enough that the copy costs more than the
@@ -24,26 +25,28 @@ use crate::{AlignedBuffer, File, SECTOR, read_parts_at};
 const BOUNCE_BYTES_MAX: usize = 1 << 20;
 
 pub(crate) struct DirectoryFile {
-    file: fs::File,
+    file: Arc<fs::File>,
     path: PathBuf,
     length: u64,
     direct: bool,
-    scratch: bool,
+    /// Of a scratch file.
+    written: Option<Arc<Written>>,
 }
 
 impl DirectoryFile {
     pub(crate) fn new(file: fs::File, path: PathBuf, length: u64, direct: bool) -> Self {
-        Self { file, path, length, direct, scratch: false }
+        Self { file: Arc::new(file), path, length, direct, written: None }
     }
 
-    /// The same file. Syncs do nothing.
-    pub(crate) fn without_sync(self) -> Self {
-        Self { scratch: true, ..self }
+    /// The same file. Syncs do nothing, and writes are handed to the device by `writeback`.
+    pub(crate) fn without_sync(self, writeback: &Writeback) -> Self {
+        let written = Some(writeback.watch(&self.file));
+        Self { written, ..self }
     }
 
     /// Whether writes and syncs have to reach the device.
     pub(crate) fn is_synced(&self) -> bool {
-        !self.scratch
+        self.written.is_none()
     }
 
     /// The file behind a handle that a queue received. Panics on a file of another kind of disk.
@@ -55,10 +58,13 @@ impl DirectoryFile {
         self.file.as_raw_fd()
     }
 
-    /// Asserts the conditions of every write to a queue.
-    pub(crate) fn assert_writable(&self, position: u64, data: &[u8]) {
+    /// Notes a write that a queue is given, and asserts its conditions.
+    pub(crate) fn begin_write(&self, position: u64, data: &[u8]) {
         assert!((data.as_ptr() as usize).is_multiple_of(SECTOR), "the data of a write is aligned");
         self.assert_inside(position, data.len());
+        if let Some(written) = &self.written {
+            written.note(position + data.len() as u64);
+        }
     }
 
     fn assert_inside(&self, position: u64, length: usize) {

@@ -19,6 +19,7 @@ mod file;
 pub mod sim;
 mod threads;
 mod uring;
+mod writeback;
 
 use std::fmt::Debug;
 use std::io::{self, IoSliceMut};

@@ -244,7 +244,7 @@ impl UringQueue {
 
 impl Queue for UringQueue {
     fn write(&mut self, token: u64, file: &Arc<dyn File>, position: u64, data: Bytes, durable: bool) {
-        DirectoryFile::of(file).assert_writable(position, &data);
+        DirectoryFile::of(file).begin_write(position, &data);
         let durable = durable && DirectoryFile::of(file).is_synced();
         self.start(token, file, OperationKind::Write { position, data, done: 0, durable });
     }
