@@ -12,7 +12,7 @@ from pathlib import Path
 
 from . import cluster
 from .figures import (Figure, Unmeasured, around, batch_bytes_per_byte, cpu_per_gigabyte, deleted, device_bytes_per_byte, doubts,
-                      ends, growth, load_full, median_moved, messages_moved_per_second, messages_per_second, number, ratios,
+                      ends, growth, load_full, median_held, messages_held_per_second, messages_per_second, number, ratios,
                       stalls_filled, stolen)
 from .memory_limit import MemoryLimit
 from .runs import KAFKA, OURS, PART1_4, PART1_50, RETENTION_AT_ONCE, SMOKE_SECONDS, WORKLOADS, Changes, Runs, server_config
@@ -79,12 +79,12 @@ def core(runs: Runs) -> list[Figure]:
     # The search is the same, and the longest part of a smoke test.
     for what, workload, contenders, factor in cases[:1] if runs.options.smoke else cases:
         ours, kafka = runs.held(f"core/{workload}-{contenders[0]}", f"aims/{workload}.yaml", contenders, runs.options.rounds)
-        rates = [median_moved(of) for of in (ours, kafka)]
+        rates = [median_held(of) for of in (ours, kafka)]
         if contenders[0] == OURS and workload == "highest-rate":
             runs.highest.update(zip(contenders, rates))
         reached = " and ".join(number(rate * MESSAGE_BYTES / 1e6) for rate in rates) + " MB/s"
         remark = "; ".join(filter(None, (reached, doubts([*ours, *kafka]), load_full(ours))))
-        figures.append(Figure(what, ratios(ours, kafka, messages_moved_per_second), at_least=factor, remark=remark))
+        figures.append(Figure(what, ratios(ours, kafka, messages_held_per_second), at_least=factor, remark=remark))
     return figures
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .figures import (Figure, Result, Unmeasured, after_kill, between_per_batch_byte, between_per_byte, cpu_per_gigabyte, doubts,
-                      growth, median_moved, messages_moved_per_second, number, ratios)
+                      growth, median_held, messages_held_per_second, messages_moved_per_second, number, ratios)
 from .runs import KAFKA_3, OURS_3, PART1_4, PART1_50, SMOKE_RATE, SMOKE_SECONDS, Runs
 
 # A broker is killed after this share of a run.
@@ -14,10 +14,10 @@ KILL_SECONDS = 60
 
 def rate(runs: Runs) -> list[Figure]:
     ours, kafka = runs.held("cluster-rate", "aims/highest-rate.yaml", (OURS_3, KAFKA_3), runs.options.rounds)
-    rates = [median_moved(of) for of in (ours, kafka)]
+    rates = [median_held(of) for of in (ours, kafka)]
     runs.highest.update(zip((OURS_3, KAFKA_3), rates))
     reached = " and ".join(megabytes(ours[0], rate) for rate in rates) + " MB/s"
-    return [Figure("highest rate held, ours / Kafka", ratios(ours, kafka, messages_moved_per_second), at_least=3,
+    return [Figure("highest rate held, ours / Kafka", ratios(ours, kafka, messages_held_per_second), at_least=3,
                    remark="; ".join(filter(None, (reached, doubts([*ours, *kafka])))))]
 
 

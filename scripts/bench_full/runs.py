@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .figures import Result, Unmeasured, best_seconds, holds, median_moved
+from .figures import Result, Unmeasured, best_seconds, holds, makes_up, median_held, messages_moved_per_second
 
 ROOT = Path(__file__).resolve().parents[2]
 # Where cargo builds.
@@ -94,14 +94,14 @@ class Runs:
         """The highest rate that a contender holds in the shape of part1, looked for unless it is known."""
         if contender not in self.highest:
             found, = self.held("highest-rate", "aims/highest-rate.yaml", (contender,), rounds=1)
-            self.highest[contender] = median_moved(found)
+            self.highest[contender] = median_held(found)
         return self.highest[contender]
 
     def held(self, name: str, workload: str, contenders: Sequence[str], rounds: int) -> list[list[Result]]:
         """Runs at the highest rate that each contender holds, by contender and round.
 
         What a run reached that looked for the rate is a guess: each contender is asked for less and less of it until it keeps
-        up, and in the next round for that rate again.
+        up, then for what it moved if that was more, and in the next round for that rate again.
         """
         # From 10,000 a second the rate is doubled every three seconds: up in the warm-up, the best of what follows counts.
         lengths = self.lengths(2 * self.options.seconds, WARM_UP_SECONDS)
@@ -115,12 +115,26 @@ class Runs:
         return results
 
     def first_held(self, name: str, workload: str, contender: str, rates: list[int]) -> Result:
-        """A run at the first of these rates that is held, else at the last; those that are not are removed, and not shown."""
+        """A run at the first of these rates that is held, else at the last; those that are not are removed, and not shown.
+
+        While a run that holds its rate makes up for its warm-up, the rate that it moved is put before the others.
+        """
+        below: Result | None = None
         while True:
             try:
                 result = self.at_rate(f"{name}-at-{rates[0]}", workload, contender, rates[0])
-                if holds(result) or len(rates) == 1:
+                if holds(result):
+                    if below:
+                        del self.shown[-2:-1]
+                    raised = self.rate(messages_moved_per_second(result))
+                    if not makes_up(result) or raised <= rates[0]:
+                        return result
+                    below = result
+                    rates.insert(0, raised)
+                    continue
+                if len(rates) == 1:
                     return result
+                del self.shown[-1:]
                 del self.shown[-1:]
             except Unmeasured as error:
                 # Consumers that are too far behind find what they want deleted. Nothing else may go wrong.
@@ -128,6 +142,8 @@ class Runs:
                     raise
                 print(f"bench-full: {name}: {contender} at {rates[0]} messages/s: {error}", file=sys.stderr, flush=True)
             del rates[0]
+            if below:
+                return below
 
     def at_rate(self, name: str, workload: str, contender: str, rate: int) -> Result:
         changes = {**self.lengths(self.options.seconds, WARM_UP_SECONDS), "producerRate": rate}

@@ -117,6 +117,20 @@ def check_failures(load):
             published = min(rate, 75)
             return {"bench": {"publishedMessages": published, "groups": 0, "seconds": 1, "producerRate": rate}}
 
+    class Late(Fake):
+        """Moves 30 more than it is asked for, at most 75."""
+        def at_rate(self, name, workload, contender, rate):
+            self.shown.append(rate)
+            return {"bench": {"publishedMessages": min(rate + 30, 75), "groups": 0, "seconds": 1, "producerRate": rate}}
+
+    late, rates = Late(fake.options), [40, 30]
+    found = late.first_held("x", "w", "mainstem", rates)
+    assert figures.messages_held_per_second(found) == 70 and late.shown == [70] and rates == [70, 40, 30], (found, late.shown, rates)
+    late, rates = Late(fake.options), [60, 50]
+    assert late.first_held("x", "w", "mainstem", rates)["bench"]["producerRate"] == 75 and late.shown == [75], late.shown
+    late, rates = Late(fake.options), [72]
+    assert figures.messages_held_per_second(late.first_held("x", "w", "mainstem", rates)) == 72, "what is moved beyond is not held"
+
     falling = Falling(fake.options)
     falling.first_held("x", "w", "mainstem", [90, 80, 75])
     assert falling.shown == [75], f"rates that are not held are shown: {falling.shown}"
