@@ -19,8 +19,11 @@ use crate::partition::Partition;
 use crate::placement::Placement;
 use crate::topics::{OFFSETS_TOPIC, Removals, TRANSACTIONS_TOPIC};
 
-/// The client id of requests between brokers.
+/// The client id of requests between brokers that clients may send as well.
 pub const BROKER_CLIENT_ID: &str = "mainstem-broker";
+
+/// APIs of brokers alone begin at this key.
+const FIRST_INTERNAL: i16 = 10_000;
 
 /// Sends requests to other brokers.
 pub trait Remote: fmt::Debug + Send + Sync {
@@ -40,7 +43,9 @@ pub trait Remote: fmt::Debug + Send + Sync {
 fn encode<Q: Message>(version: i16, request: &Q) -> io::Result<(ApiKey, Chunks)> {
     let api = Q::KEY.and_then(ApiKey::from_i16).ok_or(io::ErrorKind::Unsupported)?;
     let client = Text::from_static(BROKER_CLIENT_ID);
-    let request = frame::encode_request(api, version, 0, Some(&client), request);
+    // An API of brokers alone tells who asks. A request with a block is often small, and its name would be a hundredth of it.
+    let client = (api.code() < FIRST_INTERNAL).then_some(&client);
+    let request = frame::encode_request(api, version, 0, client, request);
     Ok((api, request.map_err(io::Error::other)?))
 }
 
