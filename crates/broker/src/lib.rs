@@ -49,3 +49,4 @@ pub use request::call::api::{Api, Memory, Right, Versions};
 pub use request::call::{Answer, Refused};
 pub use resources::memory::process_memory_bytes;
 pub use settings::accepted::accepted_problem;
+pub use settings::listener::ListenerConfigs;

@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,8 @@ pub enum Rejection {
 pub struct Admission {
     rules: Rules,
     open: Mutex<Open>,
+    /// Of new connections of the whole server.
+    rate: Mutex<Rate>,
     started: Instant,
 }
 
@@ -57,7 +60,39 @@ impl std::fmt::Debug for Admission {
 struct Open {
     connections: usize,
     by_address: HashMap<IpAddr, usize>,
-    rate: Rate,
+}
+
+/// The bounds of one listener within those of the server. Clients may change them.
+#[derive(Debug)]
+pub struct ListenerBounds {
+    connections_max: AtomicUsize,
+    /// New connections a second; `i32::MAX` for no bound.
+    rate_max: AtomicI32,
+    rate: Mutex<Rate>,
+}
+
+impl ListenerBounds {
+    /// Creates bounds; `None` for no bound.
+    pub fn new(connections_max: Option<usize>, rate_max: Option<i32>) -> ListenerBounds {
+        let bounds = ListenerBounds {
+            connections_max: AtomicUsize::default(),
+            rate_max: AtomicI32::default(),
+            rate: Mutex::default(),
+        };
+        bounds.set(connections_max, rate_max);
+        bounds
+    }
+
+    /// Sets both bounds. Open connections stay.
+    pub fn set(&self, connections_max: Option<usize>, rate_max: Option<i32>) {
+        self.connections_max.store(connections_max.unwrap_or(usize::MAX), Ordering::Relaxed);
+        self.rate_max.store(rate_max.unwrap_or(i32::MAX), Ordering::Relaxed);
+    }
+
+    /// The connections that the listener may have.
+    pub fn connections_max(&self) -> usize {
+        self.connections_max.load(Ordering::Relaxed)
+    }
 }
 
 /// An admitted connection. Dropping it releases its place.
@@ -70,7 +105,7 @@ pub struct Admitted {
 impl Admission {
     /// Creates an admission with these bounds.
     pub fn new(rules: Rules) -> Admission {
-        Admission { rules, open: Mutex::default(), started: Instant::now() }
+        Admission { rules, open: Mutex::default(), rate: Mutex::default(), started: Instant::now() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Open> {
@@ -104,17 +139,22 @@ impl Admission {
         Ok(Admitted { admission: self.clone(), address })
     }
 
-    /// Counts a new connection. Returns the time during which no further connection may be accepted, if the rate is
-    /// exceeded.
-    pub fn count(&self) -> Option<Duration> {
-        let rate_max = (self.rules.now)().connection_rate_max;
+    /// Counts a new connection of a listener. Returns the time during which the listener may accept no further connection, if its
+    /// rate or that of the server is exceeded.
+    pub fn count(&self, listener: &ListenerBounds) -> Option<Duration> {
+        let own = self.count_of(listener.rate_max.load(Ordering::Relaxed), &listener.rate);
+        let of_server = self.count_of((self.rules.now)().connection_rate_max, &self.rate);
+        own.max(of_server)
+    }
+
+    fn count_of(&self, rate_max: i32, rate: &Mutex<Rate>) -> Option<Duration> {
         if rate_max == i32::MAX {
             return None;
         }
-        let mut open = self.lock();
         let now_ms = i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX);
-        open.rate.record(self.rules.window, 1.0, now_ms);
-        let wait_ms = open.rate.throttle_ms(self.rules.window, f64::from(rate_max), now_ms);
+        let mut rate = rate.lock().unwrap_or_else(PoisonError::into_inner);
+        rate.record(self.rules.window, 1.0, now_ms);
+        let wait_ms = rate.throttle_ms(self.rules.window, f64::from(rate_max), now_ms);
         (wait_ms > 0).then(|| Duration::from_millis(wait_ms.unsigned_abs()))
     }
 }
@@ -203,10 +243,16 @@ mod tests {
     fn past_the_rate_the_server_waits() {
         let slow = Arc::new(Config { connection_rate_max: 2, ..config() });
         let admission = Admission::new(Rules { now: Box::new(move || slow.clone()), ..rules() });
-        let waits: Vec<bool> = (0..30).map(|_| admission.count().is_some()).collect();
+        let (free, bounded) = (ListenerBounds::new(None, None), ListenerBounds::new(None, Some(1)));
+        let waits: Vec<bool> = (0..30).map(|_| admission.count(&free).is_some()).collect();
         // A whole window of connections is admitted at once.
         assert_eq!(waits.iter().filter(|wait| !**wait).count(), 20);
         assert!(waits[29] && !waits[0]);
-        assert_eq!(Admission::new(rules()).count(), None);
+        let admission = Admission::new(rules());
+        let waits: Vec<bool> = (0..30).map(|_| admission.count(&bounded).is_some()).collect();
+        assert_eq!(waits.iter().filter(|wait| !**wait).count(), 10, "of one listener");
+        assert_eq!(admission.count(&free), None, "others go on");
+        bounded.set(None, None);
+        assert_eq!(admission.count(&bounded), None);
     }
 }

@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 
-use crate::admission::{Admission, Admitted, Rejection};
+use crate::admission::{Admission, Admitted, ListenerBounds, Rejection};
 use crate::budget::Budget;
 use crate::closing::Closing;
 use crate::connection::{self, Handler, Limits};
@@ -62,8 +62,8 @@ pub struct Tls {
 pub struct Bounds {
     /// The listener as the broker knows it.
     pub listener: Arc<broker::Listener>,
-    /// The bound of this listener, within that of the server.
-    pub connections_max: usize,
+    /// Bounds of connections of this listener, within those of the server.
+    pub connections: Arc<ListenerBounds>,
     pub limits: Limits,
     /// The budget of the server, or the listener's budget within it.
     pub budget: Arc<Budget>,
@@ -122,7 +122,7 @@ where
             }
             accepted = listener.accept(), if closed_until.is_none() => match accepted {
                 Ok((stream, peer)) => {
-                    let wait = bounds.shared.admission.count();
+                    let wait = bounds.shared.admission.count(&bounds.connections);
                     let scarce = process::is_kept_back(&stream).then_some(ACCEPT_PAUSE);
                     if scarce.is_some()
                         && let Some(times) = complaints.accept.now()
@@ -130,7 +130,7 @@ where
                         tracing::warn!(times, "connections wait: the process has too few file descriptors (ulimit -n)");
                     }
                     closed_until = wait.max(scarce).map(|wait| Instant::now() + wait);
-                    let admitted = if tasks.len() < bounds.connections_max {
+                    let admitted = if tasks.len() < bounds.connections.connections_max() {
                         bounds.shared.admission.admit(peer.ip())
                     } else {
                         Err(Rejection::Full)

@@ -22,6 +22,7 @@ mod http;
 mod inbound;
 mod listener;
 mod listener_collector;
+mod listener_configs;
 mod lobby;
 mod log_dirs;
 mod network;

@@ -13,10 +13,11 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::admission::{Admission, Rules};
+use crate::admission::{Admission, ListenerBounds, Rules};
 use crate::budget::Budget;
 use crate::connection::Limits;
 use crate::listener::{self, Bounds, DRAIN, Shared, Tls};
+use crate::listener_configs::{Open, OpenListeners};
 use crate::lobby::Lobby;
 use crate::sasl::{Gate, Hashing, LogIn, Report, Sasl};
 use crate::settings::{ListenerSettings, Settings};
@@ -194,6 +195,7 @@ pub fn start(
 ) -> anyhow::Result<(Vec<String>, JoinSet<()>)> {
     let alone = bound.len() == 1;
     let (mut addresses, mut listeners, mut tasks) = (Vec::new(), Vec::new(), JoinSet::new());
+    let mut open = Vec::new();
     // All listeners listen before the first client is accepted.
     let mut listening: Vec<(TcpListener, Arc<Bounds>, Option<Arc<Sasl>>)> = Vec::new();
     let hashing = Hashing::default();
@@ -203,15 +205,23 @@ pub fn start(
         let address = listener.local_addr()?;
         listeners.push(format!("{}://{address} ({})", of.name, of.protocol.name()));
         addresses.push(if alone { address.to_string() } else { format!("{}://{address}", of.name) });
-        if let Some(keys) = keys.clone() {
-            tokio::spawn(keys.watch());
-        }
         let sasl =
             log_in.map(|log_in| Sasl::new(log_in, broker.users().clone(), hashing.clone(), report.clone()));
-        listening.push((listener, Arc::new(bounds(&of, settings, keys, shared, broker.config())), sasl));
+        let bounds = Arc::new(bounds(&of, settings, keys.clone(), shared, broker.config()));
+        open.push(Open { name: of.name, keys, bounds: bounds.connections.clone() });
+        listening.push((listener, bounds, sasl));
     }
     if listening.is_empty() {
         bail!("there is no listener");
+    }
+    let keys: Vec<Arc<Keys>> = open.iter().filter_map(|open| open.keys.clone()).collect();
+    broker.apply_to_listeners(Arc::new(OpenListeners { settings: settings.clone(), listeners: open }));
+    for keys in keys {
+        // The first client already meets the keys that clients have set.
+        if let Err(error) = keys.reload() {
+            tracing::error!(%error, "new keys cannot be used; those of the start stay in use");
+        }
+        tokio::spawn(keys.watch());
     }
     tracing::info!(listeners = listeners.join(", "), "listening");
     for (listener, bounds, sasl) in listening {
@@ -246,7 +256,7 @@ fn bounds(
     let rules = of.ssl.as_ref().map(|ssl| ssl.mapping_rules.clone());
     Bounds {
         listener: Arc::new(broker::Listener { name: of.name.clone(), advertised: of.advertised.clone() }),
-        connections_max: of.connections_max.unwrap_or(usize::MAX),
+        connections: Arc::new(ListenerBounds::new(of.connections_max, of.connection_rate_max)),
         limits: Limits {
             request_bytes_max: of.request_bytes_max.unwrap_or(positive(config.request_max_bytes)),
             in_flight_max: positive(config.requests_in_flight_per_connection),

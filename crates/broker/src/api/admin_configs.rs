@@ -19,6 +19,7 @@ use crate::request::Request;
 use crate::security::Operation;
 use crate::settings::accepted::{ACCEPTED_SETTINGS, accepted_setting};
 use crate::settings::group::GROUP_SETTINGS;
+use crate::settings::listener::{ListenerSetting, listener_setting};
 use crate::settings::resource::{ResourceKind, is_dynamic};
 use crate::settings::topic::{DISKLESS, TOPIC_SETTINGS};
 use crate::telemetry::subscription::SUBSCRIPTION_SETTINGS;
@@ -45,7 +46,7 @@ const SOURCE_GROUP: i8 = 8;
 /// One setting with its value.
 pub struct Described {
     /// The setting's name.
-    pub name: &'static str,
+    pub name: Text,
     /// The setting's value.
     pub value: String,
     /// The code of the value's source.
@@ -103,7 +104,7 @@ fn described_by_table(
             Some((_, value, source)) => (value.clone(), *source),
             None => (default(), SOURCE_DEFAULT),
         };
-        let (name, kind, doc) = (setting.name, setting.kind, setting.doc);
+        let (name, kind, doc) = (Text::from_static(setting.name), setting.kind, setting.doc);
         Described { name, value, source, read_only: false, kind, doc, synonyms }
     };
     let shown = |name: &str| name != DISKLESS || overrides.contains_key(name);
@@ -172,6 +173,7 @@ fn described_broker_configs(broker: &Broker, of_all: bool, keys: Keys) -> Vec<De
                 synonyms.retain(|(_, _, source)| *source == SOURCE_DYNAMIC_DEFAULT_BROKER);
             }
             let (_, value, source) = synonyms.first()?.clone();
+            let name = Text::from_static(name);
             Some(Described { name, value, source, read_only, kind, doc, synonyms })
         };
     let own = of_broker.settings.iter().filter(|setting| accepted_setting(setting.name).is_none());
@@ -183,7 +185,22 @@ fn described_broker_configs(broker: &Broker, of_all: bool, keys: Keys) -> Vec<De
         ACCEPTED_SETTINGS.iter().filter(|setting| wanted(keys, setting.name)).filter_map(|setting| {
             describe(setting.name, setting.kind, setting.doc, false, of_broker.accepted(setting))
         });
-    own.chain(accepted).collect()
+    let overrides = if of_all { Default::default() } else { of_broker.dynamic[0].clone() };
+    let of_listeners = overrides.iter().filter(|(name, _)| wanted(keys, name)).filter_map(|(name, value)| {
+        let ListenerSetting { kind, doc, .. } = listener_setting(name)?;
+        let (source, value) = (SOURCE_DYNAMIC_BROKER, value.clone());
+        let synonyms = vec![(name.clone(), value.clone(), source)];
+        Some(Described {
+            name: Text::copied(name),
+            value,
+            source,
+            read_only: false,
+            kind: *kind,
+            doc,
+            synonyms,
+        })
+    });
+    own.chain(accepted).chain(of_listeners).collect()
 }
 
 /// The server's advertised address under Kafka's name: the endpoint that the client has reached, or the value of a
@@ -192,7 +209,7 @@ fn advertised(origin: &Origin) -> Described {
     let endpoint = origin.endpoint();
     let value = format!("{}://{}:{}", origin.listener.name, endpoint.host, endpoint.port);
     Described {
-        name: ADVERTISED,
+        name: Text::from_static(ADVERTISED),
         value: value.clone(),
         source: SOURCE_STATIC_BROKER,
         read_only: true,
@@ -293,17 +310,19 @@ fn describe_one(
         Err(error) => Err(error.into()),
     };
     let shown = |described: Described| {
+        let secret = described.kind == Kind::Password;
+        let seen = |value: String| (!secret).then(|| Text::from(value));
         let synonym = |(name, value, source): Synonym| DescribeConfigsSynonym {
             name: name.into(),
-            value: Some(value.into()),
+            value: seen(value),
             source,
         };
         DescribeConfigsResourceResult {
-            name: Text::from_static(described.name),
-            value: Some(described.value.into()),
+            name: described.name,
+            value: seen(described.value),
             read_only: described.read_only,
             config_source: described.source,
-            is_sensitive: false,
+            is_sensitive: secret,
             synonyms: if request.include_synonyms {
                 described.synonyms.into_iter().map(synonym).collect()
             } else {

@@ -230,7 +230,7 @@ async fn create_one(
         });
     }
     let config_of = |described: Described| CreatableTopicConfigs {
-        name: Text::from_static(described.name),
+        name: described.name,
         value: Some(Text::from(described.value)),
         read_only: false,
         config_source: described.source,

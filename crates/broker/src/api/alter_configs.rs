@@ -21,6 +21,7 @@ use crate::failure::Failure;
 use crate::request::Request;
 use crate::security::{Operation, audit};
 use crate::settings::group::check_group_configs;
+use crate::settings::listener::is_secret;
 use crate::settings::resource::{ResourceKind, check_broker_configs, check_local_retention};
 use crate::settings::topic::{conflict, keep_diskless, topic_setting, wrong_change};
 use crate::telemetry::subscription::Subscription;
@@ -141,6 +142,7 @@ async fn alter_one(
 /// A change in the form of the audit log: the operation and the setting.
 fn shown(config: &AlterableConfig) -> String {
     let value = config.value.as_ref().map(Text::as_str).unwrap_or_default();
+    let value = if is_secret(&config.name) { "[hidden]" } else { value };
     match config.config_operation {
         SET => format!("{} = {value:?}", config.name),
         DELETE => format!("{} deleted", config.name),
@@ -192,10 +194,13 @@ async fn alter_allowed(
             check(broker, kind, &name, &overrides)?;
             Ok(overrides)
         };
-        if validate_only {
-            return changed(&broker.configs.of(kind, &name)).map(drop);
+        if validate_only || kind == ResourceKind::Broker {
+            let overrides = changed(&broker.configs.of(kind, &name))?;
+            if kind == ResourceKind::Broker {
+                broker.configs.check_listeners(&overrides)?;
+            }
         }
-        broker.configs.change(kind, &name, changed)
+        if validate_only { Ok(()) } else { broker.configs.change(kind, &name, changed) }
     };
     broker.blocking(change).await
 }

@@ -46,6 +46,7 @@ use crate::resources::walks::Walks;
 use crate::security::Authorizer;
 use crate::session::Sessions;
 use crate::settings::group::ConsumerGroupConfig;
+use crate::settings::listener::ListenerConfigs;
 use crate::settings::resource::{ResourceConfigs, ResourceKind};
 use crate::snapshots::writer::SnapshotWriter;
 use crate::telemetry::Telemetry;
@@ -478,6 +479,11 @@ impl Broker {
     /// The settings in force, with what clients have changed.
     pub fn config_now(&self) -> Arc<Config> {
         self.configs.now()
+    }
+
+    /// From now on, `listeners` take the settings of single listeners that clients have set and set later. Once only. Blocks.
+    pub fn apply_to_listeners(&self, listeners: Arc<dyn ListenerConfigs>) {
+        self.configs.apply_to_listeners(listeners);
     }
 
     /// The settings of a consumer group of the newer protocol (KIP-848), from its overrides and the broker's settings.

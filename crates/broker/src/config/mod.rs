@@ -60,6 +60,8 @@ pub enum Kind {
     Double,
     /// Words separated by commas.
     List,
+    /// A text that nobody is shown.
+    Password,
 }
 
 impl Kind {
@@ -73,6 +75,7 @@ impl Kind {
             Kind::Long => 5,
             Kind::Double => 6,
             Kind::List => 7,
+            Kind::Password => 9,
         }
     }
 
@@ -89,7 +92,7 @@ impl Kind {
             Kind::Long => (value.parse::<i64>().is_ok(), "Not a number of type LONG"),
             // Infinity and NaN, which Rust parses, are refused.
             Kind::Double => (value.parse::<f64>().is_ok_and(f64::is_finite), "Not a number of type DOUBLE"),
-            Kind::String | Kind::List => (true, ""),
+            Kind::String | Kind::List | Kind::Password => (true, ""),
         };
         (!fits).then_some(why)
     }

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use wire::ErrorCode;
 
 const THREADS: &str = "Accepted for Kafka's tools; there are as many threads as the machine has use for.";
-const COPIES: &str = "Accepted for Kafka's tools; there is one copy of each partition.";
+const COPIES: &str = "Accepted for Kafka's tools; replication here has no such setting.";
 const MIN_INSYNC_DOC: &str = "With fewer replicas in sync, acks=all is refused, in topics that do not say.";
 const TIERS: &str = "Accepted for Kafka's tools; all records are on the local disk.";
 const LOG: &str = "Accepted for Kafka's tools; all partitions share one log, which has settings of its own.";

@@ -2,5 +2,6 @@
 
 pub mod accepted;
 pub mod group;
+pub mod listener;
 pub mod resource;
 pub mod topic;

@@ -4,7 +4,7 @@
 //! Values are stored as the text that was sent, and are checked before. A setting that a later version does not know is
 //! skipped.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
 use storage::Tuning;
@@ -16,6 +16,9 @@ use crate::failure::Failure;
 use crate::image::{Delta, Image, Metadata, Observer, Record, Update};
 use crate::settings::accepted::{
     MIN_INSYNC, accepted_setting, check_accepted, check_threads, is_of_one_broker,
+};
+use crate::settings::listener::{
+    ListenerConfigs, check_listeners, lacks_listener, listener_setting, of_listeners,
 };
 use crate::settings::topic::{in_sync_min, wrong_local_retention};
 
@@ -102,13 +105,16 @@ pub struct ResourceConfigs {
     now: RwLock<Arc<Config>>,
     /// What open logs know of them.
     tuning: Arc<Tuning>,
+    /// The listeners that take settings of their own, once they are there.
+    listeners: OnceLock<Arc<dyn ListenerConfigs>>,
 }
 
 impl ResourceConfigs {
     /// Applies the settings in the metadata to the settings that the broker was started with.
     pub fn new(metadata: Arc<Metadata>, start: Arc<Config>) -> Arc<ResourceConfigs> {
         let now = RwLock::new(start.clone());
-        let configs = Arc::new(ResourceConfigs { metadata, start, now, tuning: Arc::default() });
+        let (tuning, listeners) = (Arc::default(), OnceLock::new());
+        let configs = Arc::new(ResourceConfigs { metadata, start, now, tuning, listeners });
         configs.apply_to_broker();
         let observer = Arc::downgrade(&configs);
         configs.metadata.observe(observer);
@@ -134,6 +140,18 @@ impl ResourceConfigs {
     /// What of them concerns open logs.
     pub fn tuning(&self) -> Arc<Tuning> {
         self.tuning.clone()
+    }
+
+    /// From now on, `listeners` take the settings that clients have set and set later. Once only.
+    pub fn apply_to_listeners(&self, listeners: Arc<dyn ListenerConfigs>) {
+        let first = self.listeners.set(listeners).is_ok();
+        debug_assert!(first, "the listeners are there already");
+        self.apply_to_broker();
+    }
+
+    /// Checks the settings of listeners among `overrides`. Reads files, so that nothing should be locked.
+    pub fn check_listeners(&self, overrides: &Overrides) -> Result<(), Failure> {
+        check_listeners(self.listeners.get().map(|listeners| &**listeners), overrides)
     }
 
     /// The settings of this broker, and those for all brokers.
@@ -182,6 +200,9 @@ impl ResourceConfigs {
         self.tuning.set_producer_expiry_ms(now.producer_expiry_ms.into());
         self.tuning.set_cleaner_bytes_per_second(now.cleaner_bytes_per_second.bytes());
         *self.now.write() = now;
+        if let Some(listeners) = self.listeners.get() {
+            listeners.apply(&of_listeners(&own));
+        }
     }
 
     /// The broker's settings, if the resource `name` had `overrides`. The empty name stands for all brokers.
@@ -256,12 +277,15 @@ pub fn check_broker_configs(overrides: &Overrides, now: &Overrides, of_all: bool
         if names.is_empty() { Ok(()) } else { Err(invalid(format!("{why}: [{}]", names.join(", ")))) }
     };
     refused("Cannot update these configs dynamically", &|name| {
-        !is_dynamic(name) && accepted_setting(name).is_none()
+        let known = is_dynamic(name) || accepted_setting(name).is_some() || listener_setting(name).is_some();
+        !known && !lacks_listener(name)
     })?;
+    let why = "These security configs can be dynamically updated only per-listener using the listener prefix";
+    refused(why, &lacks_listener)?;
     check_accepted(overrides)?;
     if of_all {
         let why = "Cannot update these configs at default cluster level, broker id must be specified";
-        refused(why, &is_of_one_broker)?;
+        refused(why, &|name| is_of_one_broker(name) || listener_setting(name).is_some())?;
     }
     if !of_all && overrides.contains_key(MIN_INSYNC) {
         let why = "Broker-level min.insync.replicas cannot be altered while ELR is enabled.";

@@ -15,7 +15,13 @@ use super::key_value;
 #[derive(Args, Clone, Debug)]
 pub struct Bootstrap {
     /// The server to ask.
-    #[arg(long = "bootstrap", value_name = "HOST:PORT", default_value = "127.0.0.1:9092", global = true)]
+    #[arg(
+        long = "bootstrap",
+        alias = "bootstrap-server",
+        value_name = "HOST:PORT",
+        default_value = "127.0.0.1:9092",
+        global = true
+    )]
     pub address: String,
     /// A properties file as for Kafka's tools: security.protocol, ssl.*, sasl.*.
     #[arg(long, value_name = "FILE", global = true)]

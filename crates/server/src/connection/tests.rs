@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use wire::Chunks;
 
 use super::*;
-use crate::admission::{Admission, Rules};
+use crate::admission::{Admission, ListenerBounds, Rules};
 use crate::connection_metrics::{Counters, Reason};
 use crate::listener::{Bounds, Shared, bind, listen, run};
 use crate::lobby::Lobby;
@@ -164,7 +164,7 @@ impl Server {
         };
         let mut bounds = Bounds {
             listener: Arc::new(broker::Listener { name: "TEST".into(), advertised: None }),
-            connections_max: 10_000,
+            connections: Arc::new(ListenerBounds::new(None, None)),
             limits,
             budget,
             tls: None,
@@ -590,7 +590,7 @@ async fn one_that_waits_for_an_answer_is_not_idle() {
 
 #[tokio::test]
 async fn past_the_bound_new_connections_are_closed_at_once() {
-    let server = Server::start(|bounds| bounds.connections_max = 2).await;
+    let server = Server::start(|bounds| bounds.connections.set(Some(2), None)).await;
     let mut clients = [server.client().await, server.client().await];
     for client in &mut clients {
         client.send(b"e").await;

@@ -156,6 +156,8 @@ pub struct ListenerSettings {
     pub advertised: Option<(String, u16)>,
     /// Bounds of this listener, within those of the whole server.
     pub connections_max: Option<usize>,
+    /// New connections a second.
+    pub connection_rate_max: Option<i32>,
     pub request_bytes_max: Option<usize>,
     pub in_flight_bytes: Option<i64>,
     /// Present if the protocol encrypts.
@@ -214,6 +216,7 @@ pub fn resolve(texts: &Texts, listen: &str) -> Result<Vec<ListenerSettings>, Con
             Ok(ListenerSettings {
                 advertised: advertised.map(|(_, host, port)| (host.clone(), *port)),
                 connections_max: values.of_its_own("max.connections"),
+                connection_rate_max: values.of_its_own("max.connection.creation.rate"),
                 request_bytes_max: values.of_its_own("socket.request.max.bytes"),
                 in_flight_bytes: values.of_its_own("queued.max.request.bytes"),
                 ssl: if protocol.encrypts() { Some(values.ssl(&name, protocol)?) } else { None },

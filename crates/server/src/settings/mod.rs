@@ -136,7 +136,12 @@ pub enum Source {
     Default,
     Flag(&'static str),
     Environment(String),
-    File { path: PathBuf, line: usize },
+    File {
+        path: PathBuf,
+        line: usize,
+    },
+    /// Set while the server ran.
+    Client,
 }
 
 impl fmt::Display for Source {
@@ -146,6 +151,7 @@ impl fmt::Display for Source {
             Source::Flag(flag) => write!(f, "flag {flag}"),
             Source::Environment(name) => write!(f, "environment variable {name}"),
             Source::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Source::Client => write!(f, "set by a client"),
         }
     }
 }
@@ -225,6 +231,24 @@ impl Settings {
         Ok(())
     }
 
+    /// The settings of each listener, if clients had set `overrides`. References in their values are not resolved: they could show
+    /// clients the server's environment and files.
+    pub fn listeners_with(
+        &self,
+        overrides: &BTreeMap<String, String>,
+    ) -> Result<Vec<ListenerSettings>, SettingsError> {
+        let mut settings = self.clone();
+        for (name, value) in overrides {
+            settings.sources.insert(name.clone(), Source::Client);
+            let value = value.trim();
+            settings
+                .set_shown(name, value, value)
+                .map_err(|refusal| settings.refused(name, value, Source::Client, refusal))?;
+        }
+        settings.resolve()?;
+        Ok(settings.listeners)
+    }
+
     /// The error for a value of `name` that cannot be used.
     pub fn refuse(&self, name: &str, problem: String) -> SettingsError {
         let shown = self.override_of(name).map(|key| self.shown(&key.0, key.1));
@@ -290,12 +314,15 @@ impl Settings {
     ) -> Result<(), SettingsError> {
         let resolved = references::resolve(given.trim(), environment);
         let result = resolved.map_err(Refusal::Invalid).and_then(|value| self.set_shown(name, &value, given));
-        match result {
-            Ok(()) => {
-                self.sources.insert(name.to_owned(), source_of_it);
-                Ok(())
-            }
-            Err(Refusal::Unknown) => {
+        result.map_err(|refusal| self.refused(name, given, source_of_it.clone(), refusal))?;
+        self.sources.insert(name.to_owned(), source_of_it);
+        Ok(())
+    }
+
+    /// The error for a setting that was refused.
+    fn refused(&self, name: &str, given: &str, source_of_it: Source, refusal: Refusal) -> SettingsError {
+        match refusal {
+            Refusal::Unknown => {
                 let suggestion = self.most_similar(name);
                 // A misspelled name of a secret setting holds a secret too.
                 let secret = suggestion.as_deref().is_some_and(|name| {
@@ -310,13 +337,13 @@ impl Settings {
                         .iter()
                         .any(|word| lower.contains(word));
                 let (name, value) = (name.to_owned(), shown(given, secret));
-                Err(SettingsError::Unknown { name, value, source_of_it, suggestion })
+                SettingsError::Unknown { name, value, source_of_it, suggestion }
             }
-            Err(Refusal::Invalid(problem)) => {
+            Refusal::Invalid(problem) => {
                 let row =
                     ROWS.iter().find(|row| name == row.name || name.ends_with(&format!(".{}", row.name)));
                 let value = shown(given, row.is_some_and(|row| row.secret));
-                Err(SettingsError::Value { name: name.into(), value, source_of_it, problem })
+                SettingsError::Value { name: name.into(), value, source_of_it, problem }
             }
         }
     }

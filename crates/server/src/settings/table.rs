@@ -345,6 +345,13 @@ pub const ROWS: &[Row] = &[
         "Connections of this listener at most.",
     ),
     row(
+        "max.connection.creation.rate",
+        "",
+        Scope::OneListener,
+        |text| of_the_broker("max.connection.creation.rate", text),
+        "New connections of this listener a second at most.",
+    ),
+    row(
         "socket.request.max.bytes",
         "",
         Scope::OneListener,

@@ -1,12 +1,13 @@
 //! The server's key and certificates, and the authorities of its clients, loaded from PEM and reloaded when the files
-//! change.
+//! or the settings change.
 //!
 //! A new configuration applies to new connections. Open connections continue. The new configuration also drops the
 //! sessions that could be resumed: a client whose authority is no longer trusted must not return by an old session.
 //!
 //! A file that cannot be used changes nothing and is logged.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
@@ -15,6 +16,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ServerConfig, WebPkiClientVerifier};
 use rustls::{RootCertStore, SupportedProtocolVersion};
+use tokio::sync::Notify;
 
 use super::subject::Holder;
 use crate::settings::{ClientAuthentication, Pem, SslSettings, TlsVersion};
@@ -42,7 +44,9 @@ struct InUse {
 /// The keys of one listener.
 pub struct Keys {
     listener: String,
-    settings: SslSettings,
+    settings: RwLock<SslSettings>,
+    /// New settings wait to be loaded.
+    changed: Notify,
     in_use: RwLock<InUse>,
 }
 
@@ -59,7 +63,23 @@ impl Keys {
         let (config, holder) = configure(settings, &texts)?;
         tracing::info!(listener, subject = %holder.subject, not_after = %holder.not_after_text, "the certificate in use");
         let in_use = RwLock::new(InUse { config: Arc::new(config), holder, texts });
-        Ok(Keys { listener: listener.to_owned(), settings: settings.clone(), in_use })
+        let (settings, changed) = (RwLock::new(settings.clone()), Notify::new());
+        Ok(Keys { listener: listener.to_owned(), settings, changed, in_use })
+    }
+
+    /// What is wrong with such settings. Reads the files.
+    pub fn check(settings: &SslSettings) -> Result<(), String> {
+        configure(settings, &read(settings)?).map(drop)
+    }
+
+    /// Takes other settings. [`Keys::watch`] loads their files at once.
+    pub fn change(&self, settings: SslSettings) {
+        *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
+        self.changed.notify_one();
+    }
+
+    fn settings(&self) -> SslSettings {
+        self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The configuration for new connections.
@@ -69,11 +89,12 @@ impl Keys {
 
     /// Reloads changed files. Returns whether a new configuration is in use.
     pub fn reload(&self) -> Result<bool, String> {
-        let texts = read(&self.settings)?;
+        let settings = self.settings();
+        let texts = read(&settings)?;
         if texts == self.in_use.read().unwrap_or_else(PoisonError::into_inner).texts {
             return Ok(false);
         }
-        let (config, holder) = configure(&self.settings, &texts)?;
+        let (config, holder) = configure(&settings, &texts)?;
         let (listener, subject) = (&self.listener, &holder.subject);
         tracing::info!(listener, %subject, not_after = %holder.not_after_text, "a new certificate is in use");
         *self.in_use.write().unwrap_or_else(PoisonError::into_inner) =
@@ -89,7 +110,7 @@ impl Keys {
         }
     }
 
-    /// Reloads changed files at an interval, until the future is dropped.
+    /// Reloads changed files at an interval, and after a change of the settings, until the future is dropped.
     pub async fn watch(self: Arc<Keys>) {
         let mut complained = None;
         let mut warned: Option<Instant> = None;
@@ -98,7 +119,11 @@ impl Keys {
                 self.warn_of_end();
                 warned = Some(Instant::now());
             }
-            tokio::time::sleep(self.settings.reload_interval).await;
+            let interval = self.settings().reload_interval;
+            tokio::select! {
+                () = tokio::time::sleep(interval) => {}
+                () = self.changed.notified() => {}
+            }
             let keys = self.clone();
             let reloaded = tokio::task::spawn_blocking(move || keys.reload()).await;
             match reloaded.unwrap_or_else(|error| Err(error.to_string())) {
@@ -131,11 +156,18 @@ fn read(settings: &SslSettings) -> Result<Texts, String> {
 }
 
 fn read_file(path: &Path) -> io::Result<Vec<u8>> {
-    let length = std::fs::metadata(path)?.len();
-    if length > FILE_BYTES_MAX {
-        return Err(io::Error::other(format!("it has {length} bytes, too many for a key store")));
+    // A pipe could keep the reader for ever.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is not a file"));
     }
-    std::fs::read(path)
+    let mut bytes = Vec::new();
+    File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(io::Error::other(format!(
+            "it has more than {FILE_BYTES_MAX} bytes, too many for a key store"
+        )));
+    }
+    Ok(bytes)
 }
 
 fn configure(settings: &SslSettings, texts: &Texts) -> Result<(ServerConfig, Holder), String> {

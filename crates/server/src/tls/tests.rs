@@ -96,6 +96,29 @@ fn new_files_are_taken_and_broken_ones_are_not() {
     assert_eq!(keys.reload(), Ok(false));
 }
 
+#[tokio::test]
+async fn other_settings_are_loaded_at_once_and_a_pipe_is_not_read() {
+    let authority = Authority::new("ca");
+    let [(_one, first), (directory, second)] = ["one", "other"].map(|name| key_store(&authority.sign(name)));
+    // Only a change is noticed in time.
+    let seldom =
+        |path: &Path| SslSettings { reload_interval: Duration::from_secs(3600), ..ssl_settings(path, None) };
+    let keys = std::sync::Arc::new(Keys::load("TEST", &seldom(&first)).unwrap());
+    let before = keys.config();
+    let watching = tokio::spawn(keys.clone().watch());
+    keys.change(seldom(&second));
+    while std::sync::Arc::ptr_eq(&before, &keys.config()) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    watching.abort();
+    let pipe = directory.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for path in [&pipe, Path::new("/dev/zero"), directory.path()] {
+        let error = Keys::check(&seldom(path)).unwrap_err();
+        assert!(error.ends_with("it is not a file"), "{error}");
+    }
+}
+
 /// The first message of a client in both versions, and the message with its certificate.
 #[test]
 fn fuzz_handshakes() {

@@ -6,19 +6,22 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use rustls::client::WantsClientCert;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tempfile::TempDir;
-use testing::certificates::Files;
+use testing::certificates::{Authority, Files, Identity};
 use testing::process::{LONG, Program};
 use testing::server::{Server, small};
 use wire::messages::{MetadataRequest, MetadataResponse};
 use wire::{ApiKey, Bytes, Message, Reader, Text, frame};
 
 const METADATA_VERSION: i16 = 9;
+
+type Stream = rustls::StreamOwned<rustls::ClientConnection, TcpStream>;
 
 const MAINSTEM: Program = Program::new(env!("CARGO_BIN_EXE_mainstem"));
 
@@ -91,19 +94,26 @@ fn keys(directory: &Path) -> (String, String) {
 }
 
 /// A TLS connection. The client uses the server's key store as its own.
-fn secured(
-    address: &str,
-    store: &str,
-    authorities: &str,
-) -> rustls::StreamOwned<rustls::ClientConnection, TcpStream> {
+fn secured(address: &str, store: &str, authorities: &str) -> Stream {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(authorities).unwrap()).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config =
-        rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
     let chain = vec![CertificateDer::from_pem_file(store).unwrap()];
-    let config = config.with_root_certificates(roots);
-    let config = config.with_client_auth_cert(chain, PrivateKeyDer::from_pem_file(store).unwrap()).unwrap();
+    let key = PrivateKeyDer::from_pem_file(store).unwrap();
+    connect(address, trusting(roots).with_client_auth_cert(chain, key).unwrap())
+}
+
+/// A TLS connection of a client that shows no certificate.
+fn unidentified(address: &str, authority: &Authority) -> Stream {
+    connect(address, trusting(authority.roots()).with_no_client_auth())
+}
+
+fn trusting(roots: rustls::RootCertStore) -> rustls::ConfigBuilder<rustls::ClientConfig, WantsClientCert> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    config.unwrap().with_root_certificates(roots)
+}
+
+fn connect(address: &str, config: rustls::ClientConfig) -> Stream {
     let name = ServerName::try_from("localhost").unwrap();
     let client = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
     rustls::StreamOwned::new(client, TcpStream::connect(address).unwrap())
@@ -142,6 +152,93 @@ fn each_listener_tells_its_own_address_and_has_its_own_bounds() {
     let metrics = server.ask("/metrics");
     assert!(metrics.contains("\nmainstem_tls_handshakes_failed_total 0\n"), "{metrics}");
     assert!(metrics.contains("\nmainstem_connections_unauthenticated 0\n"), "{metrics}");
+}
+
+/// Waits until a listener shows a certificate of this authority.
+fn until_shown(address: &str, authority: &Authority) {
+    let until = Instant::now() + LONG;
+    loop {
+        let mut stream = unidentified(address, authority);
+        match stream.conn.complete_io(&mut stream.sock) {
+            Ok(_) => break,
+            Err(error) => assert!(Instant::now() < until, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn keys_and_bounds_of_one_listener_are_changed_while_the_server_runs() {
+    let parent = TempDir::new().unwrap();
+    let (first, second) = (Authority::new("first"), Authority::new("second"));
+    let (one, two) = (first.sign("localhost"), second.sign("localhost"));
+    let store_of = |identity: &Identity, name: &str| {
+        let path = parent.path().join(name);
+        fs::write(&path, identity.pem()).unwrap();
+        path.display().to_string()
+    };
+    let (store, other) = (store_of(&one, "one.pem"), store_of(&two, "two.pem"));
+    let settings = [
+        "listeners=SSL://127.0.0.1:0,INLINE://127.0.0.1:0,PLAINTEXT://127.0.0.1:0",
+        "listener.security.protocol.map=INLINE:SSL",
+        &format!("listener.name.ssl.ssl.keystore.location={store}"),
+        &format!("listener.name.inline.ssl.keystore.key={}", one.key),
+        &format!("listener.name.inline.ssl.keystore.certificate.chain={}", one.certificate),
+        // Only a change of the setting is noticed in time.
+        "ssl.reload.interval.ms=3600000",
+    ];
+    let data = parent.path().join("data");
+    let broker = |server: &Server, arguments: &[&str]| {
+        let bootstrap = server.address_of("PLAINTEXT");
+        MAINSTEM.run(&[&["broker"], arguments, &["--bootstrap-server", &bootstrap]].concat(), "")
+    };
+    let change = |server: &Server, changes: &[String]| {
+        let changes = changes.iter().flat_map(|change| ["--config", change]);
+        let (code, _, errors) =
+            broker(server, &[&["alter", "1"], changes.collect::<Vec<_>>().as_slice()].concat());
+        if code == Some(0) { String::new() } else { errors }
+    };
+    let server = start(&data, &settings);
+    let name = "listener.name.ssl.ssl.keystore.location";
+    until_shown(&server.address_of("SSL"), &first);
+    for (wrong, why) in [
+        (format!("{name}=/nowhere.pem"), "/nowhere.pem: No such file"),
+        ("listener.name.none.max.connections=1".into(), "there is no listener NONE"),
+        (format!("ssl.keystore.location={other}"), "using the listener prefix: [ssl.keystore.location]"),
+        ("listener.name.ssl.ssl.client.auth=none".into(), "Cannot update these configs dynamically"),
+    ] {
+        let error = change(&server, &[wrong]);
+        assert!(error.contains(why), "{error}");
+    }
+    assert_eq!(change(&server, &[format!("{name}={other}")]), "");
+    until_shown(&server.address_of("SSL"), &second);
+    server.stop();
+    let server = start(&data, &settings);
+    let mut stream = unidentified(&server.address_of("SSL"), &second);
+    stream.conn.complete_io(&mut stream.sock).expect("the change holds from the first connection on");
+    assert_eq!(change(&server, &[format!("{name}=")]), "");
+    until_shown(&server.address_of("SSL"), &first);
+
+    // The key itself, which nobody is shown.
+    let prefix = "listener.name.inline.ssl.keystore";
+    until_shown(&server.address_of("INLINE"), &first);
+    let key = format!("{prefix}.key={}", two.key);
+    let error = change(&server, std::slice::from_ref(&key));
+    assert!(error.contains("do not go together") && !error.contains("PRIVATE KEY"), "{error}");
+    assert_eq!(change(&server, &[key, format!("{prefix}.certificate.chain={}", two.certificate)]), "");
+    until_shown(&server.address_of("INLINE"), &second);
+    let (code, said, errors) = broker(&server, &["config", "1"]);
+    assert!(code == Some(0) && said.contains(&format!("{prefix}.key")), "{said}{errors}");
+    assert!(!said.contains("PRIVATE KEY") && !said.contains("CERTIFICATE"), "{said}");
+
+    let held = TcpStream::connect(server.address_of("INLINE")).unwrap();
+    assert_eq!(change(&server, &["listener.name.inline.max.connections=1".into()]), "");
+    let mut refused = TcpStream::connect(server.address_of("INLINE")).unwrap();
+    refused.set_read_timeout(Some(LONG)).unwrap();
+    assert!(refused.read(&mut [0]).is_ok_and(|count| count == 0));
+    assert_eq!(change(&server, &["listener.name.inline.max.connections=".into()]), "");
+    until_shown(&server.address_of("INLINE"), &second);
+    drop(held);
 }
 
 #[test]
