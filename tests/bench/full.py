@@ -125,15 +125,26 @@ def check_failures(load):
 
     late, rates = Late(fake.options), [40, 30]
     found = late.first_held("x", "w", "mainstem", rates)
-    assert figures.messages_held_per_second(found) == 70 and late.shown == [70] and rates == [70, 40, 30], (found, late.shown, rates)
+    assert figures.messages_held_per_second(found) == 70 and late.shown == [70] and rates == [70, 63, 56, 40, 30], (found, late.shown, rates)
     late, rates = Late(fake.options), [60, 50]
     assert late.first_held("x", "w", "mainstem", rates)["bench"]["producerRate"] == 75 and late.shown == [75], late.shown
+    class Burst(Fake):
+        """Moves 75 if it is asked for 40 at most, else 45."""
+        def at_rate(self, name, workload, contender, rate):
+            self.shown.append(rate)
+            return {"bench": {"publishedMessages": 75 if rate <= 40 else 45, "groups": 0, "seconds": 1, "producerRate": rate}}
+
+    burst, rates = Burst(fake.options), [50, 40, 30]
+    burst.shown = ["other"]
+    found = burst.first_held("x", "w", "mainstem", rates)
+    assert figures.messages_held_per_second(found) == 40 and burst.shown == ["other", 40] and rates == [40, 30], (burst.shown, rates)
     late, rates = Late(fake.options), [72]
     assert figures.messages_held_per_second(late.first_held("x", "w", "mainstem", rates)) == 72, "what is moved beyond is not held"
 
     falling = Falling(fake.options)
+    falling.shown = ["other"]
     falling.first_held("x", "w", "mainstem", [90, 80, 75])
-    assert falling.shown == [75], f"rates that are not held are shown: {falling.shown}"
+    assert falling.shown == ["other", 75], f"rates that are not held are shown: {falling.shown}"
 
     comparison = fake.options.output / "comparison.json"
     fake.note_peaks(comparison, "none")

@@ -70,7 +70,7 @@ pub fn read_directory(path: &Path) -> io::Result<DirectoryDisk> {
 /// Opens an existing directory for files that are worth nothing after a crash of the system. They are written to the page
 /// cache, and reach the device soon afterwards. Syncs do nothing, and neither new files nor their names are synced.
 pub fn scratch_directory(path: &Path, engine: Engine) -> io::Result<DirectoryDisk> {
-    Ok(DirectoryDisk { scratch: Some(Writeback::start()?), ..open_directory(path, engine)? })
+    Ok(DirectoryDisk { scratch: Some(Writeback::start()), ..open_directory(path, engine)? })
 }
 
 impl DirectoryDisk {

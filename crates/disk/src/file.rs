@@ -58,12 +58,16 @@ impl DirectoryFile {
         self.file.as_raw_fd()
     }
 
-    /// Notes a write that a queue is given, and asserts its conditions.
-    pub(crate) fn begin_write(&self, position: u64, data: &[u8]) {
+    /// Asserts the conditions of every write to a queue.
+    pub(crate) fn assert_writable(&self, position: u64, data: &[u8]) {
         assert!((data.as_ptr() as usize).is_multiple_of(SECTOR), "the data of a write is aligned");
         self.assert_inside(position, data.len());
+    }
+
+    /// Notes that everything up to `end` was written.
+    pub(crate) fn note_written(&self, end: u64) {
         if let Some(written) = &self.written {
-            written.note(position + data.len() as u64);
+            written.note(end);
         }
     }
 
@@ -122,8 +126,11 @@ impl File for DirectoryFile {
 
     fn write_at(&self, position: u64, from: &[u8]) -> io::Result<()> {
         self.assert_inside(position, from.len());
+        let end = position + from.len() as u64;
         if !self.needs_bounce(from.as_ptr()) {
-            return self.file.write_all_at(from, position);
+            self.file.write_all_at(from, position)?;
+            self.note_written(end);
+            return Ok(());
         }
         let mut bounce = AlignedBuffer::zeroed(from.len().min(BOUNCE_BYTES_MAX));
         let mut position = position;
@@ -132,6 +139,7 @@ impl File for DirectoryFile {
             self.file.write_all_at(&bounce[..part.len()], position)?;
             position += part.len() as u64;
         }
+        self.note_written(end);
         Ok(())
     }
 

@@ -158,7 +158,7 @@ impl ThreadQueue {
 
 impl Queue for ThreadQueue {
     fn write(&mut self, token: u64, file: &Arc<dyn File>, position: u64, data: Bytes, durable: bool) {
-        DirectoryFile::of(file).begin_write(position, &data);
+        DirectoryFile::of(file).assert_writable(position, &data);
         self.start(token, file, JobKind::Write { position, data, durable });
     }
 

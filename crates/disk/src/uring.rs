@@ -80,9 +80,10 @@ impl Operation {
             self.again += 1;
             return if again && self.again < AGAIN_MAX { None } else { Some(Err(error)) };
         };
-        let OperationKind::Write { data, done, .. } = &mut self.kind else { return Some(Ok(())) };
+        let OperationKind::Write { position, data, done, .. } = &mut self.kind else { return Some(Ok(())) };
         *done += written;
         if *done == data.len() {
+            DirectoryFile::of(&self.file).note_written(*position + data.len() as u64);
             Some(Ok(()))
         } else if written == 0 || !done.is_multiple_of(SECTOR) {
             Some(Err(io::ErrorKind::WriteZero.into()))
@@ -244,7 +245,7 @@ impl UringQueue {
 
 impl Queue for UringQueue {
     fn write(&mut self, token: u64, file: &Arc<dyn File>, position: u64, data: Bytes, durable: bool) {
-        DirectoryFile::of(file).begin_write(position, &data);
+        DirectoryFile::of(file).assert_writable(position, &data);
         let durable = durable && DirectoryFile::of(file).is_synced();
         self.start(token, file, OperationKind::Write { position, data, done: 0, durable });
     }

@@ -6,7 +6,6 @@
 #![allow(unsafe_code)]
 
 use std::fs;
-use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -28,7 +27,7 @@ pub(crate) struct Writeback {
 #[derive(Debug)]
 pub(crate) struct Written {
     file: Arc<fs::File>,
-    /// The end of the furthest write that was started.
+    /// The end of the furthest write that has ended.
     end: AtomicU64,
     /// Everything before it has been handed to the device.
     begun: AtomicU64,
@@ -37,8 +36,8 @@ pub(crate) struct Written {
 }
 
 impl Writeback {
-    /// Starts the thread.
-    pub fn start() -> io::Result<Arc<Writeback>> {
+    /// Starts the thread. Without it, the kernel writes the pages later.
+    pub fn start() -> Arc<Writeback> {
         let writeback = Arc::new(Writeback { files: Mutex::default() });
         let weak = Arc::downgrade(&writeback);
         let run = move || {
@@ -48,8 +47,10 @@ impl Writeback {
                 std::thread::sleep(INTERVAL);
             }
         };
-        std::thread::Builder::new().name("disk-writeback".into()).spawn(run)?;
-        Ok(writeback)
+        if let Err(error) = std::thread::Builder::new().name("disk-writeback".into()).spawn(run) {
+            tracing::warn!(%error, "a thread that writes pages of scratch files cannot be started");
+        }
+        writeback
     }
 
     /// Watches a file, which is written from its begin on.
@@ -71,7 +72,7 @@ impl Writeback {
 }
 
 impl Written {
-    /// Notes that a write that ends at `end` was started.
+    /// Notes that everything up to `end` was written.
     pub fn note(&self, end: u64) {
         self.end.fetch_max(end, Ordering::Relaxed);
     }

@@ -1,13 +1,13 @@
-//! Admission of connections: bounds on connections of the whole server, of single addresses, and on the rate of new
-//! connections.
+//! Admission of connections: bounds on connections of the whole server, of single addresses and of listeners, and on the
+//! rate of new connections.
 //!
 //! As in Kafka (ConnectionQuotas), an address is a whole address, also for IPv6. A client with a whole IPv6 network
 //! gets the bound once per address. `max.connections`, the rate and the lobby limit such a client.
 //!
 //! Beyond `max.connections` and `max.connections.per.ip`, a connection is closed at once. A connection whose address is
 //! over its quota of new connections is held and closed only when the address may connect again. A client that
-//! reconnects at once therefore costs no more than one that waits. Beyond the rate of the whole server, no connection
-//! is accepted for a while.
+//! reconnects at once therefore costs no more than one that waits. Beyond the rate of the whole server or of a
+//! listener, no connection is accepted there for a while.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

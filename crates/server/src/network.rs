@@ -215,12 +215,13 @@ pub fn start(
         bail!("there is no listener");
     }
     let keys: Vec<Arc<Keys>> = open.iter().filter_map(|open| open.keys.clone()).collect();
-    broker.apply_to_listeners(Arc::new(OpenListeners { settings: settings.clone(), listeners: open }));
+    let opened = OpenListeners { settings: settings.clone(), listeners: open };
+    // With the settings of the start instead, a listener could let in whom a client's setting keeps out.
+    let unusable = |problem| anyhow::anyhow!("a setting that a client has set cannot be used: {problem}");
+    broker.apply_to_listeners(Arc::new(opened)).map_err(unusable)?;
     for keys in keys {
-        // The first client already meets the keys that clients have set.
-        if let Err(error) = keys.reload() {
-            tracing::error!(%error, "new keys cannot be used; those of the start stay in use");
-        }
+        // The first client already meets these keys.
+        keys.reload().map_err(unusable)?;
         tokio::spawn(keys.watch());
     }
     tracing::info!(listeners = listeners.join(", "), "listening");

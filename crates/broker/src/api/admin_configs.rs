@@ -1,7 +1,7 @@
 //! DescribeConfigs and ListConfigResources: the settings of topics, of the broker, of groups and of client-metrics
 //! subscriptions, each with the source of its value.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use wire::messages::describe_configs_request::DescribeConfigsResource;
 use wire::messages::describe_configs_response::{
@@ -185,11 +185,15 @@ fn described_broker_configs(broker: &Broker, of_all: bool, keys: Keys) -> Vec<De
         ACCEPTED_SETTINGS.iter().filter(|setting| wanted(keys, setting.name)).filter_map(|setting| {
             describe(setting.name, setting.kind, setting.doc, false, of_broker.accepted(setting))
         });
-    let overrides = if of_all { Default::default() } else { of_broker.dynamic[0].clone() };
-    let of_listeners = overrides.iter().filter(|(name, _)| wanted(keys, name)).filter_map(|(name, value)| {
+    let [own_names, all_names] = [0, 1].map(|at| of_broker.dynamic[at].keys());
+    let names: BTreeSet<&String> = own_names.chain(all_names).filter(|name| wanted(keys, name)).collect();
+    let of_listeners = names.into_iter().filter_map(|name| {
         let ListenerSetting { kind, doc, .. } = listener_setting(name)?;
-        let (source, value) = (SOURCE_DYNAMIC_BROKER, value.clone());
-        let synonyms = vec![(name.clone(), value.clone(), source)];
+        let mut synonyms = of_broker.by_clients(name);
+        if of_all {
+            synonyms.retain(|(_, _, source)| *source == SOURCE_DYNAMIC_DEFAULT_BROKER);
+        }
+        let (_, value, source) = synonyms.first()?.clone();
         Some(Described {
             name: Text::copied(name),
             value,

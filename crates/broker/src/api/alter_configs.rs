@@ -21,7 +21,7 @@ use crate::failure::Failure;
 use crate::request::Request;
 use crate::security::{Operation, audit};
 use crate::settings::group::check_group_configs;
-use crate::settings::listener::is_secret;
+use crate::settings::listener::{is_secret, of_listeners};
 use crate::settings::resource::{ResourceKind, check_broker_configs, check_local_retention};
 use crate::settings::topic::{conflict, keep_diskless, topic_setting, wrong_change};
 use crate::telemetry::subscription::Subscription;
@@ -97,7 +97,10 @@ pub async fn replace(
 }
 
 fn key(resource: &AlterConfigsResource) -> (i8, Text) {
-    (resource.resource_type, resource.resource_name.clone())
+    let name = &resource.resource_name;
+    // The id of a broker may be spelled in several ways.
+    let id = name.parse::<i32>().ok().filter(|_| resource.resource_type == BROKER);
+    (resource.resource_type, id.map_or_else(|| name.clone(), |id| id.to_string().into()))
 }
 
 fn named_twice(resources: &[AlterConfigsResource]) -> HashSet<(i8, Text)> {
@@ -139,7 +142,7 @@ async fn alter_one(
     Ok(())
 }
 
-/// A change in the form of the audit log: the operation and the setting.
+/// A change in the form of the audit log: the operation and the setting, without secrets.
 fn shown(config: &AlterableConfig) -> String {
     let value = config.value.as_ref().map(Text::as_str).unwrap_or_default();
     let value = if is_secret(&config.name) { "[hidden]" } else { value };
@@ -165,7 +168,9 @@ async fn alter_allowed(
     if !nulls.is_empty() {
         return Err(refused(format!("Null value not supported for : {}", nulls.join(", "))));
     }
-    let long = |config: &AlterableConfig| config.value.as_ref().is_some_and(|v| v.len() > VALUE_BYTES_MAX);
+    // Certificates take more. All values of a resource are bounded as well.
+    let most = |name: &str| if is_secret(name) { VALUE_BYTES_MAX * 4 } else { VALUE_BYTES_MAX };
+    let long = |config: &AlterableConfig| config.value.as_ref().is_some_and(|v| v.len() > most(&config.name));
     if resource.configs.iter().any(long) {
         return Err(refused(format!("a setting's value may have {VALUE_BYTES_MAX} bytes at most")));
     }
@@ -189,7 +194,9 @@ async fn alter_allowed(
     };
     let changes = resource.configs.clone();
     let change = move |broker: &Arc<Broker>| {
-        let changed = |old: &Overrides| {
+        // The files that these name are read outside of the lock of changes.
+        let mut checked = Overrides::new();
+        let changed = |old: &Overrides| -> Result<Overrides, Failure> {
             let overrides = changed(broker, kind_of(kind), old, &changes, replace)?;
             check(broker, kind, &name, &overrides)?;
             Ok(overrides)
@@ -197,10 +204,20 @@ async fn alter_allowed(
         if validate_only || kind == ResourceKind::Broker {
             let overrides = changed(&broker.configs.of(kind, &name))?;
             if kind == ResourceKind::Broker {
-                broker.configs.check_listeners(&overrides)?;
+                broker.configs.check_listeners(&name, &overrides)?;
+                checked = of_listeners(&overrides);
             }
         }
-        if validate_only { Ok(()) } else { broker.configs.change(kind, &name, changed) }
+        if validate_only {
+            return Ok(());
+        }
+        broker.configs.change(kind, &name, |old| {
+            let overrides = changed(old)?;
+            match of_listeners(&overrides) == checked || kind != ResourceKind::Broker {
+                true => Ok(overrides),
+                false => Err(refused("the settings of a listener have changed meanwhile: try again")),
+            }
+        })
     };
     broker.blocking(change).await
 }

@@ -482,8 +482,9 @@ impl Broker {
     }
 
     /// From now on, `listeners` take the settings of single listeners that clients have set and set later. Once only. Blocks.
-    pub fn apply_to_listeners(&self, listeners: Arc<dyn ListenerConfigs>) {
-        self.configs.apply_to_listeners(listeners);
+    /// The error says what of them cannot be used.
+    pub fn apply_to_listeners(&self, listeners: Arc<dyn ListenerConfigs>) -> Result<(), String> {
+        self.configs.apply_to_listeners(listeners)
     }
 
     /// The settings of a consumer group of the newer protocol (KIP-848), from its overrides and the broker's settings.

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use storage::Tuning;
 use wire::ErrorCode;
 
@@ -107,6 +107,8 @@ pub struct ResourceConfigs {
     tuning: Arc<Tuning>,
     /// The listeners that take settings of their own, once they are there.
     listeners: OnceLock<Arc<dyn ListenerConfigs>>,
+    /// Held while settings are put in force, so that the newest come last.
+    applying: Mutex<()>,
 }
 
 impl ResourceConfigs {
@@ -114,8 +116,9 @@ impl ResourceConfigs {
     pub fn new(metadata: Arc<Metadata>, start: Arc<Config>) -> Arc<ResourceConfigs> {
         let now = RwLock::new(start.clone());
         let (tuning, listeners) = (Arc::default(), OnceLock::new());
-        let configs = Arc::new(ResourceConfigs { metadata, start, now, tuning, listeners });
-        configs.apply_to_broker();
+        let configs =
+            Arc::new(ResourceConfigs { metadata, start, now, tuning, listeners, applying: Mutex::default() });
+        configs.apply_and_log();
         let observer = Arc::downgrade(&configs);
         configs.metadata.observe(observer);
         configs
@@ -142,16 +145,20 @@ impl ResourceConfigs {
         self.tuning.clone()
     }
 
-    /// From now on, `listeners` take the settings that clients have set and set later. Once only.
-    pub fn apply_to_listeners(&self, listeners: Arc<dyn ListenerConfigs>) {
+    /// From now on, `listeners` take the settings that clients have set and set later. Once only. The error says what of them cannot
+    /// be used.
+    pub fn apply_to_listeners(&self, listeners: Arc<dyn ListenerConfigs>) -> Result<(), String> {
         let first = self.listeners.set(listeners).is_ok();
         debug_assert!(first, "the listeners are there already");
-        self.apply_to_broker();
+        self.apply_to_broker()
     }
 
-    /// Checks the settings of listeners among `overrides`. Reads files, so that nothing should be locked.
-    pub fn check_listeners(&self, overrides: &Overrides) -> Result<(), Failure> {
-        check_listeners(self.listeners.get().map(|listeners| &**listeners), overrides)
+    /// Checks the settings of listeners if those of the resource `name` become `new`. Reads files, so that nothing should be locked.
+    pub fn check_listeners(&self, name: &str, new: &Overrides) -> Result<(), Failure> {
+        let [own, all] = self.of_broker();
+        let (own_then, all_then) = if name.is_empty() { (&*own, new) } else { (new, &*all) };
+        let listeners = self.listeners.get().map(|listeners| &**listeners);
+        check_listeners(listeners, &merged(&own, &all), &merged(own_then, all_then))
     }
 
     /// The settings of this broker, and those for all brokers.
@@ -163,7 +170,7 @@ impl ResourceConfigs {
     /// The broker's settings that clients have set. Settings of this broker take precedence over those for all brokers.
     pub fn set_by_clients(&self) -> Overrides {
         let [own, all] = self.of_broker();
-        all.iter().chain(own.iter()).map(|(name, value)| (name.clone(), value.clone())).collect()
+        merged(&own, &all)
     }
 
     /// `min.insync.replicas` of topics that do not say: what a client has set for all brokers, or what the broker was started with.
@@ -194,14 +201,19 @@ impl ResourceConfigs {
 
     /// Computes the broker's settings in force. Settings of this broker take precedence over those for all brokers, and
     /// those over the settings of the start.
-    fn apply_to_broker(&self) {
+    fn apply_to_broker(&self) -> Result<(), String> {
+        let _applying = self.applying.lock();
         let [own, all] = self.of_broker();
         let now = Arc::new(self.combined(&own, &all));
         self.tuning.set_producer_expiry_ms(now.producer_expiry_ms.into());
         self.tuning.set_cleaner_bytes_per_second(now.cleaner_bytes_per_second.bytes());
         *self.now.write() = now;
-        if let Some(listeners) = self.listeners.get() {
-            listeners.apply(&of_listeners(&own));
+        self.listeners.get().map_or(Ok(()), |listeners| listeners.apply(&of_listeners(&merged(&own, &all))))
+    }
+
+    fn apply_and_log(&self) {
+        if let Err(problem) = self.apply_to_broker() {
+            tracing::error!(problem, "settings of a listener that clients have set are passed over");
         }
     }
 
@@ -228,9 +240,14 @@ impl ResourceConfigs {
 impl Observer for ResourceConfigs {
     fn changed(&self, _image: &Arc<Image>, delta: &Delta) {
         if ResourceKind::Broker.is_in(delta) {
-            self.apply_to_broker();
+            self.apply_and_log();
         }
     }
+}
+
+/// The settings that are in force: those of this broker, then those for all brokers.
+fn merged(own: &Overrides, all: &Overrides) -> Overrides {
+    all.iter().chain(own).map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 fn check_bounds(image: &Image, kind: ResourceKind, name: &str, overrides: &Overrides) -> Result<(), Failure> {
@@ -283,9 +300,15 @@ pub fn check_broker_configs(overrides: &Overrides, now: &Overrides, of_all: bool
     let why = "These security configs can be dynamically updated only per-listener using the listener prefix";
     refused(why, &lacks_listener)?;
     check_accepted(overrides)?;
+    for (name, value) in overrides {
+        if let Some(problem) = listener_setting(name).and_then(|setting| setting.problem(value)) {
+            return Err(invalid(problem));
+        }
+    }
     if of_all {
         let why = "Cannot update these configs at default cluster level, broker id must be specified";
-        refused(why, &|name| is_of_one_broker(name) || listener_setting(name).is_some())?;
+        let of_one = |name: &str| listener_setting(name).is_some_and(|setting| setting.is_of_one_broker());
+        refused(why, &|name| is_of_one_broker(name) || of_one(name))?;
     }
     if !of_all && overrides.contains_key(MIN_INSYNC) {
         let why = "Broker-level min.insync.replicas cannot be altered while ELR is enabled.";

@@ -6,13 +6,15 @@
 //!
 //! A file that cannot be used changes nothing and is logged.
 
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use rustls::pki_types::pem::PemObject;
+use rustix::fs::OFlags;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ServerConfig, WebPkiClientVerifier};
 use rustls::{RootCertStore, SupportedProtocolVersion};
@@ -145,9 +147,15 @@ fn read(settings: &SslSettings) -> Result<Texts, String> {
         Pem::Inline(text) => Ok(text.clone().into_bytes()),
         Pem::File(path) => read_file(path).map_err(|error| format!("{name} = {}: {error}", path.display())),
     };
+    let key = text("ssl.keystore.location", &settings.key)?;
+    let certificates = if settings.certificates == settings.key {
+        key.clone()
+    } else {
+        text("ssl.keystore.location", &settings.certificates)?
+    };
     Ok(Texts {
-        key: text("ssl.keystore.location", &settings.key)?,
-        certificates: text("ssl.keystore.location", &settings.certificates)?,
+        key,
+        certificates,
         authorities: match &settings.authorities {
             Some(pem) => Some(text("ssl.truststore.location", pem)?),
             None => None,
@@ -156,12 +164,14 @@ fn read(settings: &SslSettings) -> Result<Texts, String> {
 }
 
 fn read_file(path: &Path) -> io::Result<Vec<u8>> {
-    // A pipe could keep the reader for ever.
-    if !std::fs::metadata(path)?.is_file() {
+    // A pipe could keep the reader for ever, and an opener without this flag.
+    let flags = i32::try_from(OFlags::NONBLOCK.bits()).map_err(io::Error::other)?;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
         return Err(io::Error::other("it is not a file"));
     }
     let mut bytes = Vec::new();
-    File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(io::Error::other(format!(
             "it has more than {FILE_BYTES_MAX} bytes, too many for a key store"
@@ -220,8 +230,36 @@ fn configure(settings: &SslSettings, texts: &Texts) -> Result<(ServerConfig, Hol
     Ok((config, holder))
 }
 
+/// PEM with its lines. As in Kafka, blanks may stand in place of the ends of lines, as in the values of a properties file.
+fn with_lines(text: &[u8]) -> Vec<u8> {
+    const MARK: &str = "-----";
+    let Ok(text) = std::str::from_utf8(text) else { return text.to_vec() };
+    let mut lines = String::with_capacity(text.len());
+    // Labels, such as BEGIN CERTIFICATE, are the parts between two marks.
+    for (at, part) in text.split(MARK).enumerate() {
+        if at % 2 == 1 {
+            lines.extend([MARK, part, MARK, "\n"]);
+        } else {
+            part.split_whitespace().for_each(|word| lines.extend([word, "\n"]));
+        }
+    }
+    lines.into_bytes()
+}
+
+/// What is wrong with PEM. The error's own text would show parts of it, which may be a private key.
+fn problem_of(error: &pem::Error) -> &'static str {
+    match error {
+        pem::Error::MissingSectionEnd { .. } => "a section has no END line",
+        pem::Error::IllegalSectionStart { .. } => "a BEGIN line is not complete",
+        pem::Error::Base64Decode(_) => "a section is not base64",
+        pem::Error::NoItemsFound => "there is no section of this kind",
+        _ => "it is not PEM",
+    }
+}
+
 fn private_key(text: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
-    PrivateKeyDer::from_pem_slice(text).map_err(|error| {
+    PrivateKeyDer::from_pem_slice(&with_lines(text)).map_err(|error| {
+        let error = problem_of(&error);
         let encrypted = String::from_utf8_lossy(text).contains("ENCRYPTED");
         if encrypted {
             "the private key is encrypted, which is not read; `openssl pkcs8 -topk8 -nocrypt -in KEY.pem -out PLAIN.pem` \
@@ -235,10 +273,10 @@ fn private_key(text: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
 
 /// Parses the certificates. There must be at least one.
 fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&with_lines(text)).collect();
     match found {
         Ok(found) if found.is_empty() => Err("there is no certificate; it must be PEM".into()),
         Ok(found) => Ok(found),
-        Err(error) => Err(format!("a certificate cannot be read: {error}")),
+        Err(error) => Err(format!("a certificate cannot be read: {}", problem_of(&error))),
     }
 }

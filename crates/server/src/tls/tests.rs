@@ -107,7 +107,9 @@ async fn other_settings_are_loaded_at_once_and_a_pipe_is_not_read() {
     let before = keys.config();
     let watching = tokio::spawn(keys.clone().watch());
     keys.change(seldom(&second));
+    let until = std::time::Instant::now() + testing::process::LONG;
     while std::sync::Arc::ptr_eq(&before, &keys.config()) {
+        assert!(std::time::Instant::now() < until, "the other settings are not loaded");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     watching.abort();
@@ -116,6 +118,31 @@ async fn other_settings_are_loaded_at_once_and_a_pipe_is_not_read() {
     for path in [&pipe, Path::new("/dev/zero"), directory.path()] {
         let error = Keys::check(&seldom(path)).unwrap_err();
         assert!(error.ends_with("it is not a file"), "{error}");
+    }
+}
+
+#[test]
+fn pem_on_one_line_is_read_and_no_error_shows_a_key() {
+    let authority = Authority::new("ca");
+    let identity = authority.sign("one");
+    let inline = |key: &str, chain: &str| SslSettings {
+        key: Pem::Inline(key.to_owned()),
+        certificates: Pem::Inline(chain.to_owned()),
+        ..ssl_settings(Path::new("none"), Some(&authority))
+    };
+    let one_line = |text: &str| text.replace(['\r', '\n'], " ");
+    assert_eq!(Keys::check(&inline(&one_line(&identity.key), &one_line(&identity.certificate))), Ok(()));
+    let body = identity.key.lines().nth(1).unwrap();
+    let decimal = format!("{:?}", &body.as_bytes()[..8]);
+    let decimal = decimal.trim_matches(['[', ']']);
+    for broken in [
+        identity.key.replace('\n', "\\n"),
+        identity.key.replace("-----END", "-----ENDE"),
+        identity.key.replace("PRIVATE KEY-----\n", "PRIVATE KEY----\n"),
+        identity.key.replacen(body, &format!("{body}!"), 1),
+    ] {
+        let error = Keys::check(&inline(&broken, &identity.certificate)).unwrap_err();
+        assert!(!error.contains(&body[..8]) && !error.contains(decimal), "{error}");
     }
 }
 

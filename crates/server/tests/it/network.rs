@@ -206,6 +206,10 @@ fn keys_and_bounds_of_one_listener_are_changed_while_the_server_runs() {
         ("listener.name.none.max.connections=1".into(), "there is no listener NONE"),
         (format!("ssl.keystore.location={other}"), "using the listener prefix: [ssl.keystore.location]"),
         ("listener.name.ssl.ssl.client.auth=none".into(), "Cannot update these configs dynamically"),
+        (
+            "listener.name.ssl.max.connections=-1".into(),
+            "configuration max.connections: Value must be at least 0",
+        ),
     ] {
         let error = change(&server, &[wrong]);
         assert!(error.contains(why), "{error}");
@@ -239,6 +243,22 @@ fn keys_and_bounds_of_one_listener_are_changed_while_the_server_runs() {
     assert_eq!(change(&server, &["listener.name.inline.max.connections=".into()]), "");
     until_shown(&server.address_of("INLINE"), &second);
     drop(held);
+
+    // A file that is gone concerns its listener alone. With the keys of the start, that listener could let in whom it should not.
+    assert_eq!(change(&server, &[format!("{name}={other}")]), "");
+    fs::remove_file(&other).unwrap();
+    assert_eq!(change(&server, &["log.retention.ms=5".into()]), "");
+    let error = change(&server, &["listener.name.ssl.max.connections=9".into()]);
+    assert!(error.contains("two.pem: No such file"), "{error}");
+    server.stop();
+    let (code, error) = refusal(&data, &settings);
+    assert!(code == Some(1) && error.contains("a client has set") && error.contains("two.pem"), "{error}");
+    let mut without = settings;
+    without[0] = "listeners=INLINE://127.0.0.1:0,PLAINTEXT://127.0.0.1:0";
+    without[2] = "num.partitions=1";
+    let server = start(&data, &without);
+    until_shown(&server.address_of("INLINE"), &second);
+    assert_eq!(change(&server, &[format!("{name}=")]), "", "of a listener that is no longer there");
 }
 
 #[test]
