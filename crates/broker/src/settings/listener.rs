@@ -82,10 +82,10 @@ impl ListenerSetting {
 
     /// What is wrong with a value, in Kafka's words. What files hold is left to [`ListenerConfigs::check`].
     pub fn problem(&self, value: &str) -> Option<String> {
-        let number = value.trim().parse::<i32>();
-        let why = match (self.kind, number) {
-            (Kind::Int, Err(_)) => "Not a number of type INT",
-            (Kind::Int, Ok(..0)) => "Value must be at least 0",
+        let least = if self.name == WITHOUT_EFFECT { 1 } else { 0 };
+        let why = match (self.kind, value.trim().parse::<i32>()) {
+            (Kind::Int, Err(_)) => "Not a number of type INT".to_owned(),
+            (Kind::Int, Ok(number)) if number < least => format!("Value must be at least {least}"),
             _ => return None,
         };
         Some(format!("Invalid value {value} for configuration {}: {why}", self.name))
@@ -184,6 +184,7 @@ mod tests {
         assert_eq!(bound.problem(" 5 "), None);
         let why = "Invalid value  for configuration max.connections: Not a number of type INT";
         assert_eq!(bound.problem("").unwrap(), why);
+        assert!(listener_setting("listener.name.a.num.network.threads").unwrap().problem("0").is_some());
     }
 
     #[derive(Debug, Default)]
