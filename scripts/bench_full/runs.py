@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -122,6 +123,7 @@ class Runs:
         While a run that holds its rate makes up for its warm-up, what it moved is put before the others, and parts of that.
         """
         below: Result | None = None
+        not_held = math.inf
         while True:
             if below and rates[0] <= below["bench"]["producerRate"]:
                 return below
@@ -130,11 +132,12 @@ class Runs:
                 if holds(result):
                     if below:
                         del self.shown[-2:-1]
-                    raised = self.rate(messages_moved_per_second(result))
-                    if not makes_up(result) or raised <= rates[0]:
+                    moved = self.rate(messages_moved_per_second(result))
+                    raised = [rate for rate in (int(share * moved) for share in RAISED) if rates[0] < rate < not_held]
+                    if not makes_up(result) or not raised:
                         return result
                     below = result
-                    rates[:0] = [rate for rate in (int(share * raised) for share in RAISED) if rate > rates[0]]
+                    rates[:0] = raised
                     continue
                 if len(rates) == 1:
                     return result
@@ -144,7 +147,7 @@ class Runs:
                 if len(rates) == 1 or DELETED not in str(error) or ENDED in str(error):
                     raise
                 print(f"bench-full: {name}: {contender} at {rates[0]} messages/s: {error}", file=sys.stderr, flush=True)
-            del rates[0]
+            not_held = rates.pop(0)
 
     def at_rate(self, name: str, workload: str, contender: str, rate: int) -> Result:
         changes = {**self.lengths(self.options.seconds, WARM_UP_SECONDS), "producerRate": rate}

@@ -132,12 +132,18 @@ def check_failures(load):
         """Moves 75 if it is asked for 40 at most, else 45."""
         def at_rate(self, name, workload, contender, rate):
             self.shown.append(rate)
+            asked.append(rate)
             return {"bench": {"publishedMessages": 75 if rate <= 40 else 45, "groups": 0, "seconds": 1, "producerRate": rate}}
 
-    burst, rates = Burst(fake.options), [50, 40, 30]
+    asked, burst, rates = [], Burst(fake.options), [50, 40, 30]
     burst.shown = ["other"]
     found = burst.first_held("x", "w", "mainstem", rates)
     assert figures.messages_held_per_second(found) == 40 and burst.shown == ["other", 40] and rates == [40, 30], (burst.shown, rates)
+    assert asked == [50, 40], f"what was not held is not asked for again: {asked}"
+    asked, burst.shown, rates = [], ["other"], [40, 30]
+    found = burst.first_held("x", "w", "mainstem", rates)
+    assert figures.messages_held_per_second(found) == 40 and burst.shown == ["other", 40] and rates == [40, 30], (burst.shown, rates)
+    assert asked == [40, 75, 67, 60], asked
     late, rates = Late(fake.options), [72]
     assert figures.messages_held_per_second(late.first_held("x", "w", "mainstem", rates)) == 72, "what is moved beyond is not held"
 
