@@ -9,7 +9,7 @@ use std::sync::Arc;
 use broker::ListenerConfigs;
 
 use crate::admission::ListenerBounds;
-use crate::settings::{ListenerSettings, Settings};
+use crate::settings::{ListenerSettings, OVERRIDE_PREFIX, Settings};
 use crate::tls::Keys;
 
 /// A listener that is open.
@@ -35,7 +35,7 @@ impl Open {
         start: &Settings,
         overrides: &BTreeMap<String, String>,
     ) -> Result<ListenerSettings, String> {
-        let prefix = format!("listener.name.{}.", self.name.to_lowercase());
+        let prefix = format!("{OVERRIDE_PREFIX}{}.", self.name.to_lowercase());
         let own = overrides.iter().filter(|(name, _)| name.starts_with(&prefix));
         let own = own.map(|(name, value)| (name.clone(), value.clone())).collect();
         let all = start.listeners_with(&own).map_err(|error| error.to_string())?;

@@ -168,41 +168,33 @@ impl BrokerSynonyms {
 fn described_broker_configs(broker: &Broker, of_all: bool, keys: Keys) -> Vec<Described> {
     let of_broker = BrokerSynonyms::new(broker);
     let describe =
-        |name: &'static str, kind: Kind, doc: &'static str, read_only: bool, mut synonyms: Vec<Synonym>| {
+        |name: Text, kind: Kind, doc: &'static str, read_only: bool, mut synonyms: Vec<Synonym>| {
             if of_all {
                 synonyms.retain(|(_, _, source)| *source == SOURCE_DYNAMIC_DEFAULT_BROKER);
             }
             let (_, value, source) = synonyms.first()?.clone();
-            let name = Text::from_static(name);
             Some(Described { name, value, source, read_only, kind, doc, synonyms })
         };
     let own = of_broker.settings.iter().filter(|setting| accepted_setting(setting.name).is_none());
     let own = own.filter(|setting| wanted(keys, setting.name)).filter_map(|setting| {
         let read_only = !is_dynamic(setting.name);
-        describe(setting.name, setting.kind, setting.doc, read_only, of_broker.of(setting))
+        describe(Text::from_static(setting.name), setting.kind, setting.doc, read_only, of_broker.of(setting))
     });
     let accepted =
         ACCEPTED_SETTINGS.iter().filter(|setting| wanted(keys, setting.name)).filter_map(|setting| {
-            describe(setting.name, setting.kind, setting.doc, false, of_broker.accepted(setting))
+            describe(
+                Text::from_static(setting.name),
+                setting.kind,
+                setting.doc,
+                false,
+                of_broker.accepted(setting),
+            )
         });
     let [own_names, all_names] = [0, 1].map(|at| of_broker.dynamic[at].keys());
     let names: BTreeSet<&String> = own_names.chain(all_names).filter(|name| wanted(keys, name)).collect();
     let of_listeners = names.into_iter().filter_map(|name| {
         let ListenerSetting { kind, doc, .. } = listener_setting(name)?;
-        let mut synonyms = of_broker.by_clients(name);
-        if of_all {
-            synonyms.retain(|(_, _, source)| *source == SOURCE_DYNAMIC_DEFAULT_BROKER);
-        }
-        let (_, value, source) = synonyms.first()?.clone();
-        Some(Described {
-            name: Text::copied(name),
-            value,
-            source,
-            read_only: false,
-            kind: *kind,
-            doc,
-            synonyms,
-        })
+        describe(Text::copied(name), *kind, doc, false, of_broker.by_clients(name))
     });
     own.chain(accepted).chain(of_listeners).collect()
 }

@@ -194,26 +194,23 @@ async fn alter_allowed(
     };
     let changes = resource.configs.clone();
     let change = move |broker: &Arc<Broker>| {
-        // The files that these name are read outside of the lock of changes.
-        let mut checked = Overrides::new();
         let changed = |old: &Overrides| -> Result<Overrides, Failure> {
             let overrides = changed(broker, kind_of(kind), old, &changes, replace)?;
             check(broker, kind, &name, &overrides)?;
             Ok(overrides)
         };
-        if validate_only || kind == ResourceKind::Broker {
-            let overrides = changed(&broker.configs.of(kind, &name))?;
-            if kind == ResourceKind::Broker {
-                broker.configs.check_listeners(&name, &overrides)?;
-                checked = of_listeners(&overrides);
-            }
+        let overrides = changed(&broker.configs.of(kind, &name))?;
+        if kind == ResourceKind::Broker {
+            // The files that these name are read outside of the lock of changes.
+            broker.configs.check_listeners(&name, &overrides)?;
         }
         if validate_only {
             return Ok(());
         }
+        let checked = of_listeners(&overrides);
         broker.configs.change(kind, &name, |old| {
             let overrides = changed(old)?;
-            match of_listeners(&overrides) == checked || kind != ResourceKind::Broker {
+            match of_listeners(&overrides) == checked {
                 true => Ok(overrides),
                 false => Err(refused("the settings of a listener have changed meanwhile: try again")),
             }

@@ -35,7 +35,7 @@ const OF_OTHERS: [&str; 8] =
     ["BENCH_BIN", "BIN", "BLESS", "CACHE", "SEEDS", "WIRE_DUMP", "WRITE_DOCS", "PASSWORD"];
 
 /// A setting of one listener is written `listener.name.<name>.<setting>`.
-const OVERRIDE_PREFIX: &str = "listener.name.";
+pub const OVERRIDE_PREFIX: &str = "listener.name.";
 
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
