@@ -7,7 +7,8 @@ import time
 import chart
 import served
 from load import DRIVER_CLASS, check_result, driver, steady, workload
-from suite.server import Server, free_port
+from suite.ports import free_address
+from suite.server import Server
 
 GONE_SECONDS = 30
 
@@ -231,7 +232,7 @@ def killed(place, engine):
 
 
 def not_there(place):
-    address = f"127.0.0.1:{free_port()}"
+    address = free_address()
     for engine in ("native", "librdkafka"):
         outcome = place.load.run("not there", driver(address), workload(), engine)
         outcome.failed(f"cannot connect to {address}", "refused", seconds=5)

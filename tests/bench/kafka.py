@@ -4,7 +4,7 @@ import chart
 from load import check_result, driver, workload
 from suite.certificates import Certificates
 from suite.kafka import KafkaProcess
-from suite.server import free_port
+from suite.ports import free_address
 
 USER, PASSWORD = "alice", 'a"secret'
 SECURITY = "org.apache.kafka.common.security"
@@ -30,7 +30,7 @@ class Kafka:
         self.load, self.directory = load, directory
         self.process = None
         self.certificates = Certificates(self.directory / "certificates")
-        self.addresses = {name: f"127.0.0.1:{free_port()}" for name in LISTENERS}
+        self.addresses = {name: free_address() for name in LISTENERS}
 
     def properties(self):
         urls = {name: f"{name}://{address}" for name, address in self.addresses.items()}

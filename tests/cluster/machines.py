@@ -16,6 +16,7 @@ import network as networks  # noqa: E402
 from store import Site, StoredServer, at  # noqa: E402
 from suite import place  # noqa: E402, F401
 from suite.certificates import Certificates  # noqa: E402
+from suite.ports import free_address  # noqa: E402
 from suite.report import until  # noqa: E402
 from suite.server import environment  # noqa: E402
 
@@ -70,9 +71,9 @@ class Member:
 class Etcd:
     """All members of one etcd."""
 
-    def __init__(self, directory, host, addresses, count):
+    def __init__(self, directory, host, count):
         """Brokers find the members at `host`, if that is not this machine."""
-        self.members = [Member(f"etcd-{number}", directory, at(host, next(addresses)), next(addresses))
+        self.members = [Member(f"etcd-{number}", directory, at(host, free_address()), free_address())
                         for number in range(1, count + 1)]
         self.peers = ",".join(f"{member.name}={member.peer}" for member in self.members)
 
@@ -129,7 +130,7 @@ class Broker(StoredServer):
                          f"etcd.endpoints={cluster.etcd.endpoints}", f"broker.rack=rack-{node}"]
         if self.machine:
             self.settings.append("allow.insecure.listeners=true")
-        internal = next(cluster.site.addresses) if self.two_listeners else None
+        internal = free_address() if self.two_listeners else None
         if cluster.certificates:
             self.settings += self.secured(cluster.certificates, internal)
         elif self.two_listeners:
@@ -201,7 +202,7 @@ class Cluster:
             self.site.minio.s3.make_bucket("records")
             if self.certificates:
                 self.certificates.make_all()
-            self.etcd = Etcd(self.directory, self.network and networks.ETCD, self.site.addresses, self.etcd_members)
+            self.etcd = Etcd(self.directory, self.network and networks.ETCD, self.etcd_members)
             self.etcd.start()
             for node in range(1, self.count + 1):
                 self.brokers[node] = Broker(self, node, self.settings)

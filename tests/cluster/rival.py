@@ -3,7 +3,7 @@
 import time
 
 from suite.kafka import KafkaProcess, fetch_jars
-from suite.server import free_port
+from suite.ports import free_address
 
 COPIES, LEAST_IN_SYNC = 3, 2
 STOP_SECONDS = 60
@@ -38,8 +38,8 @@ class Rivals:
 
     def __init__(self, directory):
         jars, nodes = fetch_jars(), (1, 2, 3)
-        listen = {node: f"127.0.0.1:{free_port()}" for node in nodes}
-        controllers = {node: f"127.0.0.1:{free_port()}" for node in nodes}
+        listen = {node: free_address() for node in nodes}
+        controllers = {node: free_address() for node in nodes}
         voters = ",".join(f"{node}@{address}" for node, address in controllers.items())
         self.brokers = {
             node: Broker(node, listen[node], jars, directory / f"kafka-{node}", {

@@ -11,8 +11,8 @@ from outside import Process, Translation, program
 from rendered import COMPOSE, PODMAN_COMPOSE, compose, image_environment
 from running import alive, round_trip, scraped
 from suite import place
+from suite.ports import free_address, free_port
 from suite.report import until
-from suite.server import free_port
 
 FILES = {"compose.yaml": ("compose.yaml",), "cluster.yaml": ("cluster.yaml",), "kafka.yaml": ("kafka.yaml",),
          "monitoring.yaml": ("compose.yaml", "monitoring.yaml")}
@@ -202,7 +202,7 @@ def check_service(file, name, service, own):
 
 def etcd_process(service):
     """Debian's etcd with the flags of the file. Its ports for other members are no others' here."""
-    peer = f"http://127.0.0.1:{free_port()}"
+    peer = f"http://{free_address()}"
     command = [*(service.spec["command"]), f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=etcd={peer}"]
     assert command[0] == "/usr/local/bin/etcd", command
     return Process(service.translation, ["etcd", *command[1:]], {}, ["true"], "etcd")

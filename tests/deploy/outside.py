@@ -12,8 +12,8 @@ import time
 import tomllib
 
 from suite import place
+from suite.ports import free_port
 from suite.report import until
-from suite.server import free_port
 
 READY = "mainstem is ready on "
 TAKEN = "the file can be used\n"

@@ -5,8 +5,8 @@ import subprocess
 
 from podman import LIMITS, SLIM, kcat
 from rendered import COMPOSE, PODMAN_COMPOSE, compose
+from suite.ports import free_port
 from suite.report import until
-from suite.server import free_port
 
 SECONDS = 120
 PROJECT = "mainstem-deploy-test"

@@ -1,14 +1,14 @@
 """An etcd and an object store for all cases, started when the first one asks."""
 
-import random
 import sys
 
 from suite import place
+from suite.ports import free_address
 
 sys.path[:0] = [str(place.ROOT / "tests" / name) for name in ("cluster", "objects")]
 
 from machines import Etcd  # noqa: E402
-from store import CREDENTIALS, Minio, free_addresses  # noqa: E402
+from store import CREDENTIALS, Minio  # noqa: E402
 
 BUCKET = "records"
 
@@ -18,14 +18,13 @@ class Stores:
 
     def __init__(self, directory):
         self.directory = directory
-        self.addresses = free_addresses(random.Random())
         self.running = {}
 
     @property
     def store(self):
         """The address of the store, in which there is a bucket."""
         if "store" not in self.running:
-            minio = Minio(self.directory, next(self.addresses))
+            minio = Minio(self.directory, free_address())
             self.running["store"] = minio
             minio.start()
             minio.s3.make_bucket(BUCKET)
@@ -35,7 +34,7 @@ class Stores:
     def etcd(self):
         """The address of an etcd."""
         if "etcd" not in self.running:
-            etcd = Etcd(self.directory, None, self.addresses, 1)
+            etcd = Etcd(self.directory, None, 1)
             self.running["etcd"] = etcd
             etcd.start()
         return self.running["etcd"].endpoints

@@ -10,8 +10,9 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-from podman import BUILD_SECONDS, KAFKA, SLIM, free_port, kcat
+from podman import BUILD_SECONDS, KAFKA, SLIM, kcat
 from suite import place
+from suite.ports import free_port
 
 IMAGES = place.ROOT / "packaging" / "image"
 DOCKERFILE = IMAGES / "Dockerfile"

@@ -3,7 +3,8 @@
 import json
 import time
 
-from podman import KAFKA, START_SECONDS, free_port, kcat
+from podman import KAFKA, START_SECONDS, kcat
+from suite.ports import free_port
 
 # Each variable of Kafka's images with the setting that it has to give.
 VARIABLES = {

@@ -1,9 +1,7 @@
 """podman and buildah with images and containers in a folder of their own."""
 
-import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -136,12 +134,6 @@ class Container:
 def complaint(errors):
     """The lines of an error that are about it, without those on parts of the machine that are not needed."""
     return "\n".join(line for line in errors.splitlines() if "CNI config" not in line and "systemd connection" not in line)[-1500:]
-
-
-def free_port():
-    with contextlib.closing(socket.socket()) as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def kcat(bootstrap, *arguments, records=None, seconds=30):

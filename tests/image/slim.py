@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import time
 
-from podman import CGROUPS, SLIM, free_port, kcat
+from podman import CGROUPS, SLIM, kcat
+from suite.ports import free_port
 from suite.report import until
 
 MB = 1_000_000

@@ -3,7 +3,6 @@
 import functools
 import http.client
 import http.server
-import random
 import shutil
 import subprocess
 import tempfile
@@ -12,7 +11,8 @@ import time
 from pathlib import Path
 
 import s3
-from store import CREDENTIALS, Proxy, free_addresses
+from store import CREDENTIALS, Proxy
+from suite.ports import free_address
 from suite.report import until
 
 HERE = Path(__file__).resolve().parent
@@ -58,8 +58,8 @@ class Store:
 class Bench:
     """The proxy, the store behind it, and a client."""
 
-    def __init__(self, directory, addresses):
-        self.address, store = next(addresses), next(addresses)
+    def __init__(self, directory):
+        self.address, store = free_address(), free_address()
         self.store, self.proxy = Store(store), Proxy(directory, self.address, store, 1)
 
     def end(self):
@@ -214,7 +214,7 @@ def cases():
 
 def benched(case):
     with tempfile.TemporaryDirectory() as directory:
-        bench = Bench(Path(directory), free_addresses(random.Random(case.__name__)))
+        bench = Bench(Path(directory))
         try:
             case(bench)
         finally:

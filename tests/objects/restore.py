@@ -31,6 +31,7 @@ from confluent_kafka.admin import (
 import offsets
 import wire
 from store import BUCKET, SETTINGS
+from suite.ports import free_address
 from suite.report import CaseTimeout, until
 
 
@@ -194,7 +195,7 @@ class Cluster:
         server = self.site.server(f"restore-{self.life}", prefix="restore")
         if self.server is not None:
             server.listen = self.server.listen
-        server.admin = next(self.site.addresses)
+        server.admin = free_address()
         self.set(server, **changed)
         self.disks.append(server)
         return server

@@ -2,8 +2,6 @@
 
 import json
 import os
-import random
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +9,7 @@ from pathlib import Path
 
 import s3
 from suite import place
+from suite.ports import free_address
 from suite.report import until
 from suite.server import Server, ServerFailed, environment
 
@@ -18,25 +17,12 @@ HERE = Path(__file__).resolve().parent
 MINIO = place.CACHE / "bin" / "minio"
 CREDENTIALS = s3.Credentials("mainstem-tests", "a password of the tests")
 BUCKET = "records"
-# Outside the range from which the kernel takes ports for outgoing connections: what is killed has to come back there.
-PORTS = (20_000, 30_000)
 # Small and quick, so that a short run has many objects, and segments that local copies leave with. An eighth of a segment takes a
 # batch of clients' usual size.
 SETTINGS = [
     "group.initial.rebalance.delay.ms=0", "log.segment.bytes=9437184", "log.retention.check.interval.ms=200",
     "object.store.object.bytes=1048576", "object.store.upload.interval.ms=200", "object.store.delete.delay.ms=500",
 ]
-
-
-def free_addresses(rng):
-    """Different ones, at each of which nobody listens."""
-    for port in rng.sample(range(*PORTS), PORTS[1] - PORTS[0]):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        yield f"127.0.0.1:{port}"
 
 
 def at(host, address):
@@ -124,14 +110,13 @@ class Site:
     def __init__(self, directory, seed, host=None):
         """`host` is where servers find the store, if it is not this machine."""
         self.directory, self.seed, self.host = directory, seed, host
-        self.addresses = free_addresses(random.Random(f"{seed} addresses"))
 
     def __enter__(self):
-        self.minio = Minio(self.directory, next(self.addresses))
+        self.minio = Minio(self.directory, free_address())
         self.proxy = None
         try:
             self.minio.start()
-            address = at(self.host, next(self.addresses))
+            address = at(self.host, free_address())
             self.proxy = Proxy(self.directory, address, self.minio.address, self.seed)
         except BaseException:
             self.__exit__()
@@ -154,7 +139,7 @@ class StoredServer(Server):
     """A server of ours with the site's store."""
 
     def __init__(self, site, directory, bucket, password):
-        super().__init__(None, directory, next(site.addresses), [*SETTINGS, f"object.store={bucket}"])
+        super().__init__(None, directory, free_address(), [*SETTINGS, f"object.store={bucket}"])
         self.bucket = bucket
         # Nothing of the user's own clouds.
         self.variables = {name: value for name, value in environment().items() if not name.startswith("AWS_")} | {

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 from root import inside
+from suite.ports import free_address
 from suite.report import until
-from suite.server import free_port
 from unit import Unit, parse_environment
 
 UNIT = "/usr/lib/systemd/system/mainstem.service"
@@ -26,7 +26,7 @@ class Service:
         self.log_path.write_bytes(b"")
         self.process = None
         self.starts = 0
-        self.address, self.admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        self.address, self.admin = (free_address() for _ in range(2))
         variables = root.path(self.unit.environment_file())
         variables.write_text(f"# The administrator's.\nMAINSTEM_LISTEN={self.address}\nMAINSTEM_ADMIN_LISTEN={self.admin}\n"
                              "MAINSTEM_GROUP_INITIAL_REBALANCE_DELAY_MS=0\n")

@@ -1,19 +1,15 @@
 """The servers whose power is cut. Each keeps its data on the disk and its log beside it."""
 
-import random
-import socket
 import subprocess
 
 from confluent_kafka import KafkaException
 
 from suite import place
 from suite.kafka import KafkaProcess
+from suite.ports import free_address
 from suite.report import until
 from suite.server import Server
 
-# Outside the range from which the kernel takes ports for outgoing connections: a client that keeps trying while the
-# server is down could otherwise connect to itself and keep the port.
-PORTS = range(29_000, 30_000)
 # Rounds are shorter than the three seconds that a new group waits for more members.
 GROUPS_AT_ONCE = "group.initial.rebalance.delay.ms=0"
 # Short ones, so that cuts meet the change from one to the next, and what is prepared ahead.
@@ -24,22 +20,11 @@ SESSION = [("broker.session.timeout.ms", 3000), ("broker.heartbeat.interval.ms",
 FLUSH = ("log.flush.interval.messages", 1)
 
 
-def free_addresses():
-    """Different ones, at each of which nobody listens."""
-    for port in random.sample(PORTS, len(PORTS)):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        yield f"127.0.0.1:{port}"
-
-
 class Mainstem(Server):
     name = "mainstem"
 
     def __init__(self, directory):
-        super().__init__(None, directory, next(free_addresses()), [GROUPS_AT_ONCE, SEGMENTS])
+        super().__init__(None, directory, free_address(), [GROUPS_AT_ONCE, SEGMENTS])
 
     def __enter__(self):
         """Started only when the disk is ready."""
@@ -63,8 +48,7 @@ class Kafka:
         self.name, self.settings = name, settings
         self.directory, self.data = directory / name, directory / "data" / "kafka"
         self.directory.mkdir()
-        addresses = free_addresses()
-        self.bootstrap, self.controller = next(addresses), next(addresses)
+        self.bootstrap, self.controller = free_address(), free_address()
         self.broker = KafkaProcess(jars(), self.directory, self.properties())
 
     def properties(self):

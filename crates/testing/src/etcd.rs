@@ -1,13 +1,14 @@
 //! An etcd of one member as a process: start, kill, start again, and a proxy in front of it that loses answers.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::ports::free_address;
 use crate::process::LONG;
 
 /// A running etcd. Dropping it kills the process.
@@ -19,12 +20,6 @@ pub struct Etcd {
     pub endpoint: String,
     peer: String,
     options: Vec<String>,
-}
-
-/// An address of this machine that nobody listens on.
-fn free_address() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    listener.local_addr().expect("it is bound")
 }
 
 impl Etcd {

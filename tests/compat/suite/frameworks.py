@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 
 from .kafka import Kafka
-from .server import free_port
+from .ports import free_address
 from .test_tools import same, same_in_order
 from .topics import Record, Topics
 
@@ -124,7 +124,7 @@ class Connect:
     """A worker, spoken to over its REST API."""
 
     def __init__(self, cluster, tools):
-        self.address = f"http://127.0.0.1:{free_port()}"
+        self.address = f"http://{free_address()}"
         self.tools = tools
         self.path = tools.properties("connect", {
             "bootstrap.servers": cluster.bootstrap, "group.id": cluster.named("connect"), "listeners": self.address,

@@ -4,7 +4,8 @@ import subprocess
 import time
 
 from . import place
-from .server import ServerFailed, free_port
+from .ports import free_address
+from .server import ServerFailed
 
 READY_SECONDS = 60
 CLUSTER_ID = "bWFpbnN0ZW0tdGVzdHMhIQ"
@@ -94,7 +95,7 @@ class Kafka:
     own = False
 
     def __init__(self, directory, settings=(), listen=None, more_jars=None):
-        self.bootstrap, controller = listen or f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        self.bootstrap, controller = listen or free_address(), free_address()
         clients = f"PLAINTEXT://{self.bootstrap}"
         directory.mkdir(parents=True, exist_ok=True)
         properties = {

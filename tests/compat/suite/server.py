@@ -13,6 +13,7 @@ import threading
 import time
 
 from . import place
+from .ports import free_address
 
 READY_SECONDS = 30
 STOP_SECONDS = 30
@@ -20,12 +21,6 @@ STOP_SECONDS = 30
 
 class ServerFailed(Exception):
     pass
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def environment():
@@ -63,7 +58,7 @@ class Server:
     def _spawn(self):
         if not place.MAINSTEM.exists():
             raise ServerFailed(f"{place.MAINSTEM} is missing, build it first: cargo build --release")
-        self.bootstrap = self.listen or f"127.0.0.1:{free_port()}"
+        self.bootstrap = self.listen or free_address()
         with open(self.log_path, "ab") as log:
             self.process = self.popen(log)
         lines, output = queue.Queue(), self.process.stdout

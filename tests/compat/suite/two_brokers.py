@@ -8,7 +8,8 @@ import subprocess
 import time
 
 from . import place
-from .server import STOP_SECONDS, Server, ServerFailed, free_port
+from .ports import free_port
+from .server import STOP_SECONDS, Server, ServerFailed
 
 # Fewer in a run would show nothing.
 MOVES_MIN = 100

@@ -12,6 +12,7 @@ use opentelemetry_proto::tonic::metrics::v1::{metric, number_data_point};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 use tempfile::TempDir;
+use testing::ports::free_address;
 use testing::process::{LONG, Program};
 use testing::server::{Server, small};
 
@@ -149,7 +150,7 @@ fn spans_are_sampled_and_the_last_ones_are_sent() {
 
 #[test]
 fn a_collector_that_is_away_disturbs_nobody() {
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let nobody = free_address();
     let parent = TempDir::new().unwrap();
     let server = start(
         &parent,

@@ -6,7 +6,8 @@ import subprocess
 import time
 
 from suite import place as places
-from suite.server import environment, free_port
+from suite.ports import free_address, free_port
+from suite.server import environment
 
 from .configured import ConfiguredServer
 
@@ -112,7 +113,7 @@ def key_forms(place):
     for name, title in (("pkcs1", "RSA PRIVATE KEY"), ("sec1", "EC PRIVATE KEY")):
         assert f"BEGIN {title}" in (folder / f"{name}.key").read_text(), f"openssl made no {title}"
         made.certify(name)
-        addresses[name] = f"127.0.0.1:{free_port()}"
+        addresses[name] = free_address()
         settings[f"listener.name.{name}.ssl.keystore.type"] = "PEM"
         settings[f"listener.name.{name}.ssl.keystore.location"] = made[name]
     settings["listeners"] = ",".join(f"{name.upper()}://{address}" for name, address in addresses.items())
@@ -130,7 +131,7 @@ def inline(place):
     for name, given, shown in (("as it is", key, "[hidden]"), ("by reference", "${env:TESTS_KEY}", "${env:TESTS_KEY}")):
         directory = place.directory / f"key {name}"
         directory.mkdir()
-        address = f"127.0.0.1:{free_port()}"
+        address = free_address()
         server = ConfiguredServer(address, directory, {
             "listeners": f"SSL://{address}", "ssl.keystore.type": "PEM", "ssl.keystore.key": given,
             "ssl.keystore.certificate.chain": f"${{file:{folder / 'server.crt'}}}"})

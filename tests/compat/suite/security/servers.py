@@ -1,7 +1,7 @@
 """The server under test with every kind of listener: one of ours, or Apache Kafka with the same settings."""
 
 from suite.kafka import KafkaProcess, fetch_jars
-from suite.server import free_port
+from suite.ports import free_address
 
 from .administration import Administration
 from .configured import ConfiguredServer, create_user
@@ -50,7 +50,7 @@ class Secured:
 
     def __init__(self, directory, certificates, tokens):
         self.directory, self.certificates, self.tokens = directory, certificates, tokens
-        self.addresses = {name: f"127.0.0.1:{free_port()}" for name in LISTENERS}
+        self.addresses = {name: free_address() for name in LISTENERS}
         self.urls = ",".join(f"{name}://{address}" for name, address in self.addresses.items())
         self.process = self.server = self.admin = None
         directory.mkdir(parents=True)
@@ -77,7 +77,7 @@ class SecuredKafka(Secured):
     own = False
 
     def properties(self):
-        controller = f"127.0.0.1:{free_port()}"
+        controller = free_address()
         found = {
             **settings(self.certificates, self.tokens),
             "process.roles": "broker,controller", "node.id": 1, "controller.listener.names": "CONTROLLER",
