@@ -15,7 +15,7 @@ from .figures import (Figure, Unmeasured, around, batch_bytes_per_byte, cpu_per_
                       ends, growth, load_full, median_held, messages_held_per_second, messages_per_second, number, ratios,
                       stalls_filled, stolen)
 from .memory_limit import MemoryLimit
-from .runs import KAFKA, OURS, PART1_4, PART1_50, RETENTION_AT_ONCE, SMOKE_SECONDS, WORKLOADS, Changes, Runs, server_config
+from .runs import KAFKA, OURS, PART1_4, PART1_50, RETENTION_AT_ONCE, SMOKE_SECONDS, Changes, Runs, driver, server_config
 
 MESSAGE_BYTES, PARTITIONS, BATCH_BYTES_MAX = 1024, 288, 131072
 # Bounded in the server, not by a setting: INDEX_CACHE_BYTES of the broker.
@@ -241,10 +241,6 @@ def setting(settings: str, name: str) -> int:
     if not found:
         raise Unmeasured(f"mainstem config prints no {name}")
     return int(found[1])
-
-
-def driver(name: str) -> str:
-    return str(WORKLOADS / "drivers" / f"{name}.yaml")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .figures import (Figure, Result, Unmeasured, after_kill, between_per_batch_byte, between_per_byte, cpu_per_gigabyte, doubts,
                       growth, median_held, messages_held_per_second, messages_moved_per_second, number, ratios)
-from .runs import KAFKA_3, OURS_3, PART1_4, PART1_50, SMOKE_RATE, SMOKE_SECONDS, Runs
+from .runs import KAFKA_3, OURS_3, PART1_4, PART1_50, SMOKE_RATE, SMOKE_SECONDS, Runs, driver
 
 # A broker is killed after this share of a run.
 KILLED_AT = 1 / 3
@@ -23,8 +23,11 @@ def rate(runs: Runs) -> list[Figure]:
 
 def cost(runs: Runs) -> list[Figure]:
     ours, kafka = runs.versus("cluster-cost", PART1_4, half(runs), (OURS_3, KAFKA_3))
+    full = runs.versus("cluster-cost-full-batches", PART1_4, half(runs), (OURS_3, KAFKA_3), ("--driver", driver("batches-of-128k")))
     held = "; ".join(filter(None, (f"at {megabytes(ours[0])} MB/s", doubts([*ours, *kafka]))))
     return [Figure("CPU of all processes per GB, ours / Kafka", ratios(ours, kafka, cpu_per_gigabyte), at_most=1 / 3, remark=held),
+            Figure("CPU of all processes per GB in full batches, ours / Kafka", ratios(*full, cpu_per_gigabyte), at_most=1 / 3,
+                   remark=doubts([*full[0], *full[1]])),
             Figure("end-to-end p99, ours / Kafka", ratios(ours, kafka, lambda one: one["aggregatedEndToEndLatency99pct"]),
                    at_most=1 / 3, remark=held)]
 

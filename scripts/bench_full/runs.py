@@ -257,6 +257,10 @@ def changed(workload: str, changes: Changes) -> str:
     return workload
 
 
+def driver(name: str) -> str:
+    return str(WORKLOADS / "drivers" / f"{name}.yaml")
+
+
 def without_round(name: str) -> str:
     """A workload's name for a run: runs that differ by round, or by the rate that was tried in it, are of the same workload."""
     return re.sub(r"[/-]round-\d+.*", "", name).replace("/", "-")
