@@ -173,10 +173,14 @@ struct RoomState {
     largest: u64,
     /// The smallest refused request since the last call of [`Listener::room`].
     refused: Option<u64>,
+    /// The disk has no room for a segment that takes requests of so many bytes.
+    too_long: Option<u64>,
 }
 
 /// Kept back from appends, so that trims and deletions can always be written. They make room.
 const ROOM_KEPT_BYTES: u64 = 256 * 1024;
+/// What others may have been promised while a request waits that is longer than all segments.
+const ROOM_LONG_BYTES: u64 = 1024 * 1024;
 /// Segments whose stream table grows with one more stream or producer: the active one and the prepared ones.
 const SEGMENTS_AHEAD: usize = 4;
 
@@ -228,6 +232,27 @@ impl Room {
         self.out_of_space() && state.refused.is_some_and(|bytes| !state.fits(bytes))
     }
 
+    /// The bytes of a refused request that would not be admitted either if next to nothing else were promised: the segments are too
+    /// short for it.
+    pub fn too_long(&self) -> Option<u64> {
+        let state = self.state.lock();
+        state.refused.filter(|bytes| !state.fits_beside(ROOM_LONG_BYTES, *bytes, *bytes))
+    }
+
+    /// From now on, requests as long as the refused one are refused for lack of disk space, which others are not. Returns false
+    /// if such requests were so before.
+    pub fn refuse_too_long(&self) -> bool {
+        let mut state = self.state.lock();
+        let (from, before) = (state.refused.take(), state.too_long);
+        state.too_long = [from, before].into_iter().flatten().min();
+        state.too_long != before
+    }
+
+    /// Takes [`Room::refuse_too_long`] back: there is another segment.
+    pub fn forget_too_long(&self) {
+        self.state.lock().too_long = None;
+    }
+
     /// Whether a refused request would be admitted now. Reports it once.
     pub fn reopened(&self) -> bool {
         let mut state = self.state.lock();
@@ -246,7 +271,8 @@ impl Room {
         let mut state = self.state.lock();
         if !state.fits(bytes) {
             state.refused = Some(state.refused.map_or(bytes, |least| least.min(bytes)));
-            return Err(if self.out_of_space() { AdmitError::Full } else { AdmitError::Busy });
+            let too_long = state.too_long.is_some_and(|from| bytes >= from);
+            return Err(if self.out_of_space() || too_long { AdmitError::Full } else { AdmitError::Busy });
         }
         state.reserved += bytes;
         state.largest = state.largest.max(bytes);
@@ -270,12 +296,16 @@ impl Room {
 
 impl RoomState {
     fn fits(&self, bytes: u64) -> bool {
-        let gap = self.largest.max(bytes);
+        self.fits_beside(self.reserved, self.largest.max(bytes), bytes)
+    }
+
+    /// Whether `bytes` fit where `reserved` bytes are promised, in batches of which `gap` is the largest.
+    fn fits_beside(&self, reserved: u64, gap: u64, bytes: u64) -> bool {
         let (last, before) =
             self.prepared.split_last().map_or((self.active, None), |(last, rest)| (*last, Some(rest)));
         let before = before
             .map_or(0, |rest| rest.iter().chain([&self.active]).map(|room| room.saturating_sub(gap)).sum());
-        self.reserved + bytes + ROOM_KEPT_BYTES <= last + before
+        reserved + bytes + ROOM_KEPT_BYTES <= last + before
     }
 }
 

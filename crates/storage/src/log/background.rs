@@ -200,7 +200,7 @@ pub(super) fn run_preparer(shared: &Shared, preparer: &mut Preparer) {
             let mut news = shared.preparer_news.lock();
             // Most news report more dead segments, and these can wait.
             while !news.stop
-                && shared.prepared_count() >= preparer.target()
+                && !preparer.wants_segment()
                 && !shared.preparer_wake.wait_until(&mut news, until).timed_out()
             {}
             if news.stop {

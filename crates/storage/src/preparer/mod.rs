@@ -34,6 +34,8 @@ const PREPARED_WHILE_YOUNG: usize = 1;
 pub(crate) const FIRST_SEGMENT_BYTES: u64 = 16 * 1024 * 1024;
 /// Each new segment of a young log is this many times as long as the last, up to the configured length.
 const GROWTH: u64 = 4;
+/// What a segment has besides batches, at most, when it is made for one.
+const BESIDE_BATCHES: u64 = 4 * 1024 * 1024;
 /// One write of zeros: short, because an append may have to wait behind it.
 const ZERO_FILL_BYTES: usize = 256 * 1024;
 /// The next segment should be ready when this part of the remaining room is used up: 1 / HASTE.
@@ -44,6 +46,8 @@ const SLACK: u64 = 8;
 pub(crate) struct Preparer {
     shared: Arc<Shared>,
     next_sequence: u32,
+    /// Of the newest segment.
+    last_length: u64,
     next_length: u64,
     /// How many segments of the full length there were since the log was opened, the prepared ones among them.
     full: usize,
@@ -61,7 +65,8 @@ impl Preparer {
         let next_length = (last_length * GROWTH).clamp(FIRST_SEGMENT_BYTES.min(segment_bytes), segment_bytes);
         let full = usize::from(last_length >= segment_bytes);
         let spares = Spares::new(shared.clone());
-        Preparer { shared, next_sequence, next_length, full, spares, rest: Duration::ZERO, paced: false }
+        let rest = Duration::ZERO;
+        Preparer { shared, next_sequence, last_length, next_length, full, spares, rest, paced: false }
     }
 
     /// From now on zero-filling may rest for appends.
@@ -74,16 +79,44 @@ impl Preparer {
         if self.full > self.shared.prepared_count() { PREPARED_TARGET } else { PREPARED_WHILE_YOUNG }
     }
 
+    /// Whether one more segment shall be prepared: also where there are enough, but all of them are too short for a batch.
+    pub fn wants_segment(&self) -> bool {
+        self.shared.prepared_count() < self.target() || self.long_enough().is_some()
+    }
+
+    /// The length of a segment for a batch that is too long for those that there are.
+    fn long_enough(&self) -> Option<u64> {
+        let most = self.shared.options.segment_bytes;
+        if self.last_length >= most {
+            return None;
+        }
+        let wanted = self.shared.queue.room.too_long()? + BESIDE_BATCHES;
+        let mut length = self.last_length * GROWTH;
+        while length < most && length - length / 32 < wanted {
+            length *= GROWTH;
+        }
+        Some(length.min(most))
+    }
+
     /// Recycles dead segments and prepares one segment if one is wanted. Returns true if there may be more to do.
     pub fn turn(&mut self) -> bool {
         self.spares.collect();
-        if self.shared.prepared_count() < self.target() {
-            match self.prepare() {
+        let enough = self.shared.prepared_count() >= self.target();
+        let long = if enough { self.long_enough() } else { None };
+        if !enough || long.is_some() {
+            match self.prepare_at_least(long) {
                 Ok(segment) => {
+                    self.shared.queue.room.forget_too_long();
                     self.shared.add_prepared(segment);
                     return true;
                 }
                 Err(_) if self.shared.preparer_stops() => return false,
+                Err(error) if enough => {
+                    if self.shared.queue.room.refuse_too_long() {
+                        tracing::warn!(%error, "the disk has no room for a segment that is long enough for a batch; it is refused");
+                    }
+                    self.shared.listener.room();
+                }
                 Err(error) => {
                     if error.kind() != io::ErrorKind::StorageFull {
                         tracing::error!(%error, "preparing a segment failed");
@@ -106,26 +139,32 @@ impl Preparer {
 
     /// Makes the next segment, from a dead one if there is one.
     pub fn prepare(&mut self) -> io::Result<Arc<Segment>> {
-        self.prepare_within(self.shared.options.reserve_bytes)
+        self.prepare_at_least(None)
+    }
+
+    /// Makes a segment of at least `long` bytes: another one that is too short would only take the disk's room.
+    fn prepare_at_least(&mut self, long: Option<u64>) -> io::Result<Arc<Segment>> {
+        self.next_length = long.unwrap_or(self.next_length);
+        self.prepare_within(self.shared.options.reserve_bytes, long.unwrap_or(self.least_bytes()))
     }
 
     /// Like [`Preparer::prepare`], but also uses the reserve: a full disk must not prevent the opening of a log.
     pub fn prepare_from_reserve(&mut self) -> io::Result<Arc<Segment>> {
-        self.prepare_within(0)
+        self.prepare_within(0, self.least_bytes())
     }
 
-    fn prepare_within(&mut self, reserve_bytes: u64) -> io::Result<Arc<Segment>> {
+    /// Makes a segment of at least `least` bytes.
+    fn prepare_within(&mut self, reserve_bytes: u64, least: u64) -> io::Result<Arc<Segment>> {
         self.restore_reserve(reserve_bytes)?;
         let (file, length) = match self.spares.take_full() {
             Some(spare) => self.recycle(&spare)?,
-            None => match self.create(reserve_bytes) {
+            None => match self.create(reserve_bytes, least) {
                 Ok(file) => (file, self.next_length),
                 Err(full) if full.kind() == io::ErrorKind::StorageFull => {
-                    let least = self.least_bytes();
                     // A cleaned segment is only as long as its contents. It may be too short for a footer, or for any
                     // append.
                     if self.spares.remove_rest()? || self.spares.remove_shorter(least)? {
-                        return self.prepare_within(reserve_bytes);
+                        return self.prepare_within(reserve_bytes, least);
                     }
                     // A short segment is better than none.
                     match self.spares.take(least..) {
@@ -147,6 +186,7 @@ impl Preparer {
         self.spares.note_wanted();
         self.next_sequence += 1;
         self.full += usize::from(length >= self.shared.options.segment_bytes);
+        self.last_length = length;
         self.next_length = (length * GROWTH).clamp(self.least_bytes(), self.shared.options.segment_bytes);
         Ok(Arc::new(Segment::new(header.sequence, header.generation, file)))
     }
@@ -176,13 +216,12 @@ impl Preparer {
         Ok((self.shared.disk.open(PREPARING)?, u64::from(spare.length)))
     }
 
-    /// Makes a new file of `next_length` bytes, or a shorter one if the disk has no room for that.
-    fn create(&mut self, reserve_bytes: u64) -> io::Result<Arc<dyn File>> {
+    /// Makes a new file of `next_length` bytes, or a shorter one, of at least `least` bytes, if the disk has no room for that.
+    fn create(&mut self, reserve_bytes: u64, least: u64) -> io::Result<Arc<dyn File>> {
         let disk = &self.shared.disk;
         if disk.list()?.iter().any(|name| name == PREPARING) {
             disk.remove(PREPARING)?;
         }
-        let least = self.least_bytes();
         let free = disk.free_bytes()?.saturating_sub(reserve_bytes);
         while free < self.next_length + self.copy_room(reserve_bytes) {
             if self.next_length / 2 < least {

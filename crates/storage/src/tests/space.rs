@@ -9,7 +9,7 @@ use super::crash::seeds;
 use super::support::{Left, World, small_options};
 use crate::options::Options;
 use crate::preparer::spares::Spares;
-use crate::request::Durability;
+use crate::request::{AdmitError, Durability};
 use crate::segment::REMOVING;
 use crate::writer::Patience;
 
@@ -228,6 +228,47 @@ fn no_promise_is_too_large_for_the_segments_there_are() {
         );
         world.compare();
     }
+}
+
+/// A batch that is longer than what a young log has prepared, as the first thing that it gets.
+#[test]
+fn a_young_log_makes_room_for_a_batch_that_is_longer_than_its_segments() {
+    const BODY: usize = 70 << 20;
+    let young = |capacity: Option<u64>| {
+        let disk = SimDisk::new(3);
+        if let Some(bytes) = capacity {
+            disk.set_capacity(bytes);
+        }
+        let options = Options { segment_bytes: 256 << 20, batch_part: 2, ..small_options() };
+        let mut world = World::with(3, options, disk);
+        while world.parts.preparer.turn() {}
+        assert!(!world.append(1, BODY, Durability::Synced), "the segments have 16 and 64 MiB");
+        while world.parts.preparer.turn() {}
+        world
+    };
+
+    let mut world = young(None);
+    assert_eq!(world.parts.log.shared.prepared_count(), 2);
+    assert!(world.append(1, BODY, Durability::Synced));
+    world.settle();
+    assert!(world.append(2, 100, Durability::Synced));
+    world.settle();
+    world.compare();
+    world.strike(Left::PowerCut);
+
+    // There is room for a segment, but not for one that is long enough: it says so, and keeps the room.
+    let mut world = young(Some(200 << 20));
+    assert_eq!(world.parts.log.shared.prepared_count(), 1);
+    assert!(matches!(world.parts.log.admit(BODY), Err(AdmitError::Full)));
+    assert!(world.listener.rooms.load(Ordering::Relaxed) > 0, "who waits is told");
+    while world.parts.preparer.turn() {}
+    assert!(!world.parts.log.is_full(), "for others it is not");
+    assert!(world.append(2, 100, Durability::Synced));
+    world.settle();
+    while world.append(2, 1 << 20, Durability::Visible) {}
+    assert!(matches!(world.parts.log.admit(1 << 20), Err(AdmitError::Busy)), "they are on their way");
+    world.settle();
+    world.compare();
 }
 
 #[test]
