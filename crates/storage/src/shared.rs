@@ -20,7 +20,7 @@ use crate::segment::build::BLOCK_BYTES;
 use crate::segment::object::ObjectKeys;
 use crate::segment::{self, Segment, Segments};
 use crate::stream::{Stream, Waiter};
-use crate::tier::Tier;
+use crate::tier::{Class, Tier};
 
 /// The pool keeps so many unused buffers: new memory costs more than the copy into it.
 const COPIES_KEPT: usize = 32;
@@ -226,8 +226,14 @@ impl Shared {
         self.synced.store(synced.0, Ordering::Release);
     }
 
-    pub fn apply_trim(&self, stream: &Stream, to: Offset) {
+    /// Applies a trim that is synced. The caller announces its block.
+    pub fn apply_trim(&self, stream: &Arc<Stream>, to: Offset) {
         segment::trim(stream, to, &self.segments);
+        // No object gets the records any more. One has to say where they ended before the copy set drops them.
+        let goes = self.options.owned.is_some() && Class::of(stream.level()).is_some();
+        if goes && stream.lock().is_emptied_unrecorded() {
+            self.tier.record(vec![stream.clone()], None);
+        }
         self.wake_preparer();
     }
 

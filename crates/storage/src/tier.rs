@@ -341,6 +341,11 @@ impl Tier {
         std::mem::take(&mut news.to_record).into_values().collect()
     }
 
+    /// The streams whose bounds are to be recorded.
+    pub fn to_record(&self) -> Vec<Arc<Stream>> {
+        self.news.lock().to_record.values().cloned().collect()
+    }
+
     /// The nanoseconds until bounds are to be recorded.
     fn record_due_in(&self, news: &News, now_ns: u64) -> Option<u64> {
         let wait = if news.hurry { 0 } else { self.limits[Class::Diskless as usize].nanos };

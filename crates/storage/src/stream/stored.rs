@@ -45,6 +45,12 @@ impl StreamState {
         self.stored_to().unwrap_or(self.start).max(self.start) >= self.synced
     }
 
+    /// Whether everything was trimmed, and no object knows where it ended.
+    pub fn is_emptied_unrecorded(&self) -> bool {
+        let known = self.stored_to().unwrap_or_default().max(self.recorded.next());
+        !self.deleted && self.start >= self.synced && known < self.synced
+    }
+
     /// Records below are stored. `None` if nothing was ever stored.
     pub fn stored_to(&self) -> Option<Offset> {
         self.stored.as_ref().map(|stored| stored.to)

@@ -21,6 +21,8 @@ use crate::format::BLOCK_HEADER_BYTES;
 use crate::log::Parts;
 use crate::options::Mutation;
 use crate::preparer::Preparer;
+use crate::request::Durability;
+use crate::tier::Class;
 use crate::tools::takeover::{TakeOver, TakeOverError};
 use crate::writer::{Patience, Writer};
 
@@ -124,6 +126,8 @@ struct Cluster {
     set_epoch: u32,
     /// Which peers are members of the set of that epoch: a new disk is another member.
     members: [bool; 2],
+    /// The ends of streams that the owner knew from objects when it began.
+    restored: BTreeMap<u64, Offset>,
     /// Appends that did not come along.
     lost: Vec<Arc<Outcome>>,
     counts: Counts,
@@ -142,6 +146,7 @@ impl Cluster {
             epoch: 1,
             set_epoch: 1,
             members: [true; 2],
+            restored: BTreeMap::new(),
             lost: Vec::new(),
             counts: Counts::default(),
         }
@@ -192,6 +197,7 @@ impl Cluster {
         let times = if self.set_epoch == self.epoch { times } else { 0 };
         for _ in 0..times {
             one_thing(&mut self.world);
+            check_told(&self.world, &self.restored);
             let sent = self.world.sent.clone().unwrap();
             if self.world.rng.u8(0..4) == 0 {
                 let copied = self.deliver(self.epoch, &sent, 6);
@@ -286,6 +292,7 @@ impl Cluster {
                 *model = StreamModel { deleted: Some(Outcome::done()), ..Default::default() };
             }
         }
+        self.restored = log.streams.iter().map(|(id, stream)| (id.0, stream.next)).collect();
         self.world.producers_may_be_forgotten = true;
         self.world.store().set_faults(Faults::default());
         self.world.keep_running();
@@ -341,6 +348,147 @@ impl Cluster {
             former.copied(copied);
             self.world.former.push(former);
         }
+    }
+}
+
+/// Checks that objects know the end of every stream once the copy set may drop all blocks. They knew those that were `restored`.
+fn check_told(world: &World, restored: &BTreeMap<u64, Offset>) {
+    let sent = world.sent.as_ref().unwrap();
+    if sent.stored.load(Ordering::Relaxed) < sent.blocks.lock().len() as u64 {
+        return;
+    }
+    for id in world.streams.keys() {
+        let stream = world.stream(*id);
+        let state = stream.lock();
+        let restored = restored.get(id).copied().unwrap_or_default();
+        let known = state.stored_to().unwrap_or_default().max(state.recorded.next()).max(restored);
+        let goes = !state.deleted && Class::of(stream.level()).is_some();
+        assert!(
+            !goes || known >= state.synced,
+            "seed {}: no object knows that stream {id} ends at {}",
+            world.seed,
+            state.synced
+        );
+    }
+}
+
+/// Lets the log write, and all disks of its copy set.
+fn copied(world: &mut World) {
+    let sent = world.sent.clone().unwrap();
+    for _ in 0..20 {
+        while world.parts.preparer.turn() {}
+        world.parts.writer.turn(Patience::None);
+        world.parts.log.copied(sent.blocks.lock().len() as u64);
+    }
+}
+
+/// Trims all of stream 0, as retention does. Returns its end.
+fn empty(world: &mut World) -> Offset {
+    let end = world.stream(0).bounds().committed;
+    world.streams.get_mut(&0).unwrap().trims.push((end, Outcome::done()));
+    world.parts.log.trim(&world.stream(0), end, None);
+    copied(world);
+    end
+}
+
+/// Fails if the copy set keeps a block, or if the next owner would give out offsets below `end` again.
+fn check_end(world: &World, end: Offset) {
+    let sent = world.sent.as_ref().unwrap();
+    assert_eq!(sent.stored.load(Ordering::Relaxed), sent.blocks.lock().len() as u64, "the copies may go");
+    let log = restored(world, &SimDisk::new(9), &both(), false).unwrap();
+    assert_eq!(log.streams[&StreamId(0)].next, end, "seed {}", world.seed);
+}
+
+fn both() -> Snapshot {
+    Snapshot::from([(StreamId(0), None), (StreamId(1), None)])
+}
+
+/// Lets the uploader work, and checks what it told.
+fn upload(world: &mut World) {
+    world.parts.uploader.turn();
+    check_told(world, &BTreeMap::new());
+}
+
+/// A log with an object of stream 1 on its way. Then an object was to be built with stream 0, and found none of its records, which
+/// were trimmed meanwhile. Returns the end of stream 0 too.
+fn emptied_while_built() -> (World, Offset) {
+    let mut world = World::owned(1, None);
+    world.replicate();
+    world.put_in_parallel();
+    // Several objects are put at a time only after the first one.
+    assert!(world.append(1, 100, Durability::Synced));
+    copied(&mut world);
+    for _ in 0..3 {
+        upload(&mut world);
+        world.run_puts(4);
+    }
+    assert!(world.append(1, 100, Durability::Synced));
+    copied(&mut world);
+    upload(&mut world);
+    assert!(world.append(0, 100, Durability::Synced));
+    copied(&mut world);
+    let shared = world.parts.log.shared.clone();
+    assert_eq!(shared.tier.take_waiting(shared.clock.nanos()).len(), 1);
+    world.stream(0).note_awaits_upload(false);
+    let end = empty(&mut world);
+    (world, end)
+}
+
+/// Lets the object of stream 1 land, and checks that the copies stay until an object has the end of stream 0.
+fn end_is_known(mut world: World, end: Offset) {
+    let sent = world.sent.clone().unwrap();
+    upload(&mut world);
+    upload(&mut world);
+    assert!(sent.stored.load(Ordering::Relaxed) < sent.blocks.lock().len() as u64, "nothing has its end yet");
+    for _ in 0..4 {
+        world.run_puts(4);
+        upload(&mut world);
+    }
+    check_end(&world, end);
+}
+
+#[test]
+fn objects_know_the_end_of_an_emptied_stream_before_the_copies_of_it_go() {
+    let (mut world, end) = emptied_while_built();
+    world.run_puts(4);
+    end_is_known(world, end);
+}
+
+#[test]
+fn bounds_on_their_way_keep_the_copies() {
+    let (mut world, end) = emptied_while_built();
+    let shared = world.parts.log.shared.clone();
+    shared.tier.record(vec![world.stream(0)], Some(shared.clock.nanos()));
+    // The object of the other stream is named when that with the bounds has been begun.
+    world.run_puts(4);
+    end_is_known(world, end);
+}
+
+/// The same where the next owner has both from a copy, and looks at what is to be stored before it has all of it.
+#[test]
+fn objects_know_the_end_of_a_stream_that_copies_fill_and_empty() {
+    for seed in 0..20 {
+        let mut world = World::owned(seed, None);
+        world.replicate();
+        assert!(world.append(1, 100, Durability::Synced));
+        copied(&mut world);
+        assert!(world.append(0, 100, Durability::Synced));
+        copied(&mut world);
+        let end = empty(&mut world);
+        world.replay = world.sent.take().unwrap().blocks.lock().clone();
+        let mut takeover = TakeOver::new(Arc::new(world.store().clone()), world.options.log_id, 3);
+        world.options.owned = Some(takeover.finish(&|_, _| true).unwrap());
+        world.options.upload_interval_ms = 1000;
+        let disk = SimDisk::new(seed + 100);
+        restored(&world, &disk, &both(), false).unwrap();
+        world.sent = Some(Arc::default());
+        world.reopen(disk, Left::PowerCut).unwrap();
+        copied(&mut world);
+        world.clock.nanos.fetch_add(2_000_000_000, Ordering::Relaxed);
+        for _ in 0..8 {
+            upload(&mut world);
+        }
+        check_end(&world, end);
     }
 }
 

@@ -739,12 +739,15 @@ impl World {
         if replicated {
             self.replicate();
             self.streams.keys().for_each(|id| self.set_level(*id));
-            let Parts { log, writer, preparer, .. } = &mut self.parts;
+            let Parts { log, writer, preparer, uploader, .. } = &mut self.parts;
             let (mut replay, done) = (log.replay(), Arc::new(Outcome::default()));
             for block in self.replay.drain(..) {
                 while preparer.turn() {}
                 writer.turn(Patience::None);
                 replay.add(&block).unwrap();
+                if self.rng.u8(..) < 64 {
+                    uploader.turn();
+                }
             }
             replay.finish(done.clone());
             while done.pending() {

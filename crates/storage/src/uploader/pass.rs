@@ -1,7 +1,8 @@
 //! How far the log is stored: the copy set need not keep the blocks below.
 //!
-//! A pass begins at a position of the log and notes the streams with records below that are not stored yet. It ends when the
-//! objects have them. Its cost is that of the streams which an object has, or which wait for one.
+//! A pass begins at a position of the log and notes the streams with records below that are not stored yet, or were trimmed before
+//! that. It ends when the objects have them, or at least know their end: the next owner gives out no offset twice. Its cost is that of
+//! the streams which an object has, or which wait for one.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use model::Offset;
 use super::Uploader;
 #[cfg(any(test, feature = "stepped"))]
 use crate::options::Mutation;
-use crate::stream::Stream;
+use crate::stream::{Stream, StreamState};
 use crate::tier::Class;
 
 /// A pass that goes on.
@@ -39,10 +40,18 @@ impl Uploader {
         let _announcing = shared.announcing.lock();
         let below = shared.outgoing.synced_below();
         let waiting = shared.tier.waiting();
-        let on_their_way = self.pending.iter().flat_map(|pending| &pending.built.streams);
+        let to_record = shared.tier.to_record();
+        let on_their_way = self
+            .pending
+            .iter()
+            .flat_map(|pending| pending.built.streams.iter().chain(&pending.built.recorded));
         let aside = self.aside.values().map(|aside| &aside.stream);
-        let all = waiting.iter().chain(on_their_way).chain(aside);
-        let left = all.map(|stream| Left { stream: stream.clone(), end: stream.lock().synced, asked: false });
+        let all = waiting.iter().chain(&to_record).chain(on_their_way).chain(aside);
+        let left = all.filter_map(|stream| {
+            let state = stream.lock();
+            let end = state.synced;
+            lacks(stream, &state, end).then(|| Left { stream: stream.clone(), end, asked: false })
+        });
         self.pass = Some(Pass { below, left: left.collect() });
     }
 
@@ -52,17 +61,12 @@ impl Uploader {
         let mut to_record = Vec::new();
         pass.left.retain_mut(|Left { stream, end, asked }| {
             let state = stream.lock();
-            let goes = !state.deleted && Class::of(stream.level()).is_some();
-            if !goes || state.stored_to().is_some_and(|stored| stored >= *end) {
-                return false;
-            }
-            // Records that are trimmed are not stored any more. The next owner still has to know that they were there.
-            let known = state.recorded.next() >= *end;
-            if state.start >= *end && !known && !*asked {
+            let lacks = lacks(stream, &state, *end);
+            if lacks && state.start >= *end && !*asked {
                 *asked = true;
                 to_record.push(stream.clone());
             }
-            state.start < *end || !known
+            lacks
         });
         self.shared.tier.record(to_record, Some(self.shared.clock.nanos()));
         #[cfg(any(test, feature = "stepped"))]
@@ -75,4 +79,12 @@ impl Uploader {
             self.pass = None;
         }
     }
+}
+
+/// Whether objects have neither the records of a stream below `end`, nor, if those were trimmed, that it went so far: the next owner
+/// has to know that.
+fn lacks(stream: &Stream, state: &StreamState, end: Offset) -> bool {
+    let goes = !state.deleted && Class::of(stream.level()).is_some();
+    let stored = state.stored_to().is_some_and(|stored| stored >= end);
+    goes && !stored && (state.start < end || state.recorded.next() < end)
 }
