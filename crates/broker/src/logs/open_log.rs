@@ -228,7 +228,8 @@ impl Opening {
     }
 
     /// Opens the log in a directory, or begins one there. `share` is the number of logs that share the configured
-    /// memory. `owned` is the right to the log's objects, in a cluster, and what was restored of it.
+    /// memory. `owned` is the right to the log's objects, in a cluster, and what was restored of it: its transaction index is not
+    /// corrected yet.
     pub fn open(
         &self,
         path: &str,
@@ -309,11 +310,14 @@ impl Opening {
             })?;
             // Before its index is read.
             add_copies.map_or(Ok(()), |add_copies| add_copies(&log))?;
-            TransactionIndex::load(&log, self.index_readers, self.clock.now_ms())
+            TransactionIndex::load(&log, self.index_readers)
                 .map_err(|error| Unusable { doing: "reading the transaction index", source: error.into() })
         };
         // Its threads would go on.
         let transactions = loaded().inspect_err(|_| log.close())?;
+        if epoch.is_none() {
+            transactions.write_corrections(&log, self.clock.now_ms());
+        }
         Ok(OpenLog {
             id: Uuid::from_u128(log.id()),
             epoch,

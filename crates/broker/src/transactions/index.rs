@@ -104,10 +104,11 @@ impl TransactionIndex {
     /// transactional batch and marker reserves this space.
     pub const RECORD_BYTES: usize = model::batch::HEADER_BYTES + 64;
 
-    /// Reads the index of `log` on `readers` threads, and corrects it before anything else is appended. Blocks.
+    /// Reads the index of `log` on `readers` threads. Blocks. [`TransactionIndex::write_corrections`] has to follow before anything
+    /// else is appended.
     ///
     /// In a log that was taken over, the index lies in many objects, a few records in each.
-    pub fn load(log: &Log, readers: usize, now_ms: i64) -> Result<TransactionIndex, ReadError> {
+    pub fn load(log: &Log, readers: usize) -> Result<TransactionIndex, ReadError> {
         let stream = log.stream(INDEX_STREAM);
         // A log that is restored from its objects needs the index, too, and all of it that its records need.
         log.set_leading(&stream);
@@ -144,12 +145,11 @@ impl TransactionIndex {
         };
         let index = TransactionIndex { stream, state: Mutex::new(state) };
         index.drop_what_never_was(log);
-        index.write_corrections(log, now_ms);
         Ok(index)
     }
 
-    /// Writes the corrections for which there is room.
-    fn write_corrections(&self, log: &Log, now_ms: i64) {
+    /// Writes the corrections for which there is room. Waits for it.
+    pub fn write_corrections(&self, log: &Log, now_ms: i64) {
         let mut state = self.state.lock();
         for correction in std::mem::take(&mut state.corrections) {
             match wait_for_room(|| log.admit(Self::RECORD_BYTES)) {
@@ -502,7 +502,10 @@ mod tests {
         let options = Options { segment_bytes: 1 << 20, reserve_bytes: 0, ..Options::default() };
         let (clock, listener) = (Arc::new(SystemClock::default()), Arc::new(NoListener));
         let log = Arc::new(Log::open(Arc::new(disk.clone()), options, clock, listener).unwrap());
-        let index = TransactionIndex::load(&log, 2, 0).unwrap();
+        let end = log.stream(INDEX_STREAM).bounds().committed;
+        let index = TransactionIndex::load(&log, 2).unwrap();
+        assert_eq!(index.state.lock().next_offset, end, "nothing is written before the log may be used");
+        index.write_corrections(&log, 0);
         (log, index)
     }
 
@@ -630,7 +633,7 @@ mod tests {
         let (clock, listener) = (Arc::new(SystemClock::default()), Arc::new(NoListener));
         let disk = Arc::new(SimDisk::new(3));
         let log = Arc::new(Log::open_tiered(disk, Some(bucket), options, clock, listener).unwrap());
-        let index = TransactionIndex::load(&log, 1, 0).unwrap();
+        let index = TransactionIndex::load(&log, 1).unwrap();
         (log, index)
     }
 

@@ -168,7 +168,8 @@ impl Shared {
         let Some((disk, Some(extent))) = left.first().copied() else { return Ok(()) };
         let appended = self.replay(log, disk, extent, unwanted);
         match &appended {
-            // A part may be appended, so another disk has to wait for the next attempt.
+            // A part may be appended, so another disk has to wait for the next attempt. What is wrong with this broker's disk says nothing
+            // about the copy: a shorter one may lack records.
             Err(BringError::Copies(_)) => {
                 *self.unreadable.lock().entry((of.log_id, disk)).or_default() += 1;
             }
@@ -267,7 +268,7 @@ impl Shared {
         loop {
             match done.outcome() {
                 Some(Ok(())) => return Ok(batches),
-                Some(Err(error)) => return Err(BringError::Copies(error.to_string())),
+                Some(Err(error)) => return Err(AdmitError::from(error).into()),
                 None => threads.sleep(STORED_CHECK),
             }
         }
@@ -295,7 +296,7 @@ impl Shared {
                 Err(ReplayError::Admit(AdmitError::Busy)) if threads.now() < until => {
                     threads.sleep(STORED_CHECK);
                 }
-                added => return added.map_err(|error| BringError::Copies(error.to_string())),
+                added => return Ok(added?),
             }
         }
     }
@@ -334,5 +335,18 @@ mod tests {
         assert_eq!(first(&[(extent(80), READ_ATTEMPTS), (extent(100), READ_ATTEMPTS)]), 1);
         assert_eq!(first(&[(extent(100), 1), (extent(100), 0)]), 1);
         assert_eq!(first(&[(None, 0), (extent(100), 7 * READ_ATTEMPTS)]), 1);
+    }
+
+    #[test]
+    fn what_is_wrong_with_the_own_disk_says_nothing_about_a_copy() {
+        let of_copy = |error: ReplayError| matches!(BringError::from(error), BringError::Copies(_));
+        assert!(of_copy(ReplayError::Damaged(7)));
+        assert!(!of_copy(AdmitError::Full.into()) && !of_copy(AdmitError::Busy.into()));
+        assert!(
+            BringError::from(AdmitError::Full).is_local() && BringError::from(AdmitError::Busy).is_local()
+        );
+        // No broker takes it: they must not leave, one after the other.
+        let large = AdmitError::TooLarge { bytes: 9, bytes_max: 8 };
+        assert!(!BringError::from(large.clone()).is_local() && !of_copy(large.into()));
     }
 }

@@ -9,9 +9,10 @@ use std::time::Duration;
 use meta::MetaError;
 use model::StreamId;
 use objects::{Bucket, BucketError};
+use storage::copies::ReplayError;
 use storage::restore::{Asking, Epochs, KnownBounds, Restore, RestoreError, keep_prefetched};
 use storage::takeover::{TakeOver, TakeOverError};
-use storage::{Log, OpenError};
+use storage::{AdmitError, Log, OpenError};
 use uuid::Uuid;
 
 use super::{LOGS_EXPECTED, Parts, STORED_CHECK, Shared};
@@ -34,6 +35,8 @@ pub enum BringError {
     Open(#[from] storage::OpenError),
     #[error("its copies: {0}")]
     Copies(String),
+    #[error(transparent)]
+    Append(#[from] AdmitError),
     #[error("the metadata: {0}")]
     Meta(#[from] MetaError),
     #[error("it has another owner by now")]
@@ -47,10 +50,22 @@ impl BringError {
     pub fn is_local(&self) -> bool {
         match self {
             BringError::Directory(_) | BringError::Restore(RestoreError::Local(..)) => true,
+            BringError::Append(error) => {
+                matches!(error, AdmitError::Busy | AdmitError::Full | AdmitError::Stopped(_))
+            }
             BringError::Restore(RestoreError::Open(error)) | BringError::Open(error) => {
                 matches!(error, OpenError::Io { .. })
             }
             _ => false,
+        }
+    }
+}
+
+impl From<ReplayError> for BringError {
+    fn from(error: ReplayError) -> BringError {
+        match error {
+            ReplayError::Damaged(_) => BringError::Copies(error.to_string()),
+            ReplayError::Admit(error) => BringError::Append(error),
         }
     }
 }
@@ -115,17 +130,14 @@ impl Shared {
         let add_copies = |log: &Arc<Log>| {
             topics.set_levels_of(log, id);
             self.start_copier(log, name, epoch);
-            self.add_copies(log, &former, epoch, unwanted).map_err(|error| OpenError::Unusable {
-                doing: "appending what copies have",
-                source: error.into(),
+            let doing = "appending what copies have";
+            self.add_copies(log, &former, epoch, unwanted).map_err(|error| match error.is_local() {
+                true => OpenError::Io { doing: doing.into(), source: io::Error::other(error) },
+                false => OpenError::Unusable { doing, source: error.into() },
             })
         };
         let open = opening.open(&path, disk, LOGS_EXPECTED, Some((owned, restored, &add_copies)))?;
         let open = Arc::new(open);
-        // Entries of the index that a crash left ahead of the data: before other batches take their offsets.
-        let start_of =
-            |stream| known.owned.contains(&stream).then(|| open.log.lasting_start(&open.log.stream(stream)));
-        open.transactions.maintain(&open.log, start_of, now_ms);
         let copier = self.copiers.lock().get(name).cloned();
         let unwanted = || unwanted.load(Ordering::Acquire);
         let copies = copier.is_some_and(|copier| match former.0.is_empty() {
@@ -136,6 +148,12 @@ impl Shared {
             open.log.close();
             return Err(BringError::Unwanted);
         }
+        // Entries of the index that a crash left ahead of the data: before other batches take their offsets. Not before the copies of
+        // this opening count: the next owner may find more in those of the former one, which these records would stand in the place of.
+        open.transactions.write_corrections(&open.log, now_ms);
+        let start_of =
+            |stream| known.owned.contains(&stream).then(|| open.log.lasting_start(&open.log.stream(stream)));
+        open.transactions.maintain(&open.log, start_of, now_ms);
         logs.add(open.clone());
         let partitions = topics.opened(&open);
         topics.drop_orphans(&open, known.next);
