@@ -104,7 +104,7 @@ impl Preparer {
         let enough = self.shared.prepared_count() >= self.target();
         let long = if enough { self.long_enough() } else { None };
         if !enough || long.is_some() {
-            match self.prepare_at_least(long) {
+            match self.prepare(long) {
                 Ok(segment) => {
                     self.shared.queue.room.forget_too_long();
                     self.shared.add_prepared(segment);
@@ -137,13 +137,9 @@ impl Preparer {
         })
     }
 
-    /// Makes the next segment, from a dead one if there is one.
-    pub fn prepare(&mut self) -> io::Result<Arc<Segment>> {
-        self.prepare_at_least(None)
-    }
-
-    /// Makes a segment of at least `long` bytes: another one that is too short would only take the disk's room.
-    fn prepare_at_least(&mut self, long: Option<u64>) -> io::Result<Arc<Segment>> {
+    /// Makes the next segment, from a dead one if there is one. One of at least `long` bytes, if that is given: another one that is too
+    /// short would only take the disk's room.
+    pub fn prepare(&mut self, long: Option<u64>) -> io::Result<Arc<Segment>> {
         self.next_length = long.unwrap_or(self.next_length);
         self.prepare_within(self.shared.options.reserve_bytes, long.unwrap_or(self.least_bytes()))
     }

@@ -88,7 +88,7 @@ fn a_removal_can_be_cut_off_after_each_piece() {
         seen += u32::from(begun);
         if pieces % 2 == 0 {
             // The rest of the file stays and waits.
-            let segment = world.parts.preparer.prepare().unwrap();
+            let segment = world.parts.preparer.prepare(None).unwrap();
             world.parts.log.shared.add_prepared(segment);
             assert_eq!(is_removing(&world), begun);
             prepared += u32::from(begun);
@@ -115,10 +115,10 @@ fn what_is_left_of_a_removal_makes_room_for_a_segment() {
     // Only the two removed pieces are free.
     world.disk.set_capacity(u64::try_from(names.len()).unwrap() * world.options.segment_bytes);
     for _ in 0..=world.parts.preparer.spares() {
-        world.parts.preparer.prepare().unwrap();
+        world.parts.preparer.prepare(None).unwrap();
     }
     assert!(!is_removing(&world));
-    assert!(world.parts.preparer.prepare().is_err(), "there is no more");
+    assert!(world.parts.preparer.prepare(None).is_err(), "there is no more");
 }
 
 #[test]
