@@ -19,7 +19,7 @@ use crate::request::{AppendError, Listener, Queue, Room};
 use crate::segment::build::BLOCK_BYTES;
 use crate::segment::object::ObjectKeys;
 use crate::segment::{self, Segment, Segments};
-use crate::stream::{Stream, Waiter};
+use crate::stream::{Stream, StreamState, Waiter};
 use crate::tier::{Class, Tier};
 
 /// The pool keeps so many unused buffers: new memory costs more than the copy into it.
@@ -231,7 +231,9 @@ impl Shared {
         segment::trim(stream, to, &self.segments);
         // No object gets the records any more. One has to say where they ended before the copy set drops them.
         let goes = self.options.owned.is_some() && Class::of(stream.level()).is_some();
-        if goes && stream.lock().is_emptied_unrecorded() {
+        let emptied =
+            |state: &StreamState| state.start >= state.synced && state.lacks_in_objects(state.synced);
+        if goes && emptied(&stream.lock()) {
             self.tier.record(vec![stream.clone()], None);
         }
         self.wake_preparer();

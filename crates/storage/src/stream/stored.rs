@@ -45,10 +45,11 @@ impl StreamState {
         self.stored_to().unwrap_or(self.start).max(self.start) >= self.synced
     }
 
-    /// Whether everything was trimmed, and no object knows where it ended.
-    pub fn is_emptied_unrecorded(&self) -> bool {
-        let known = self.stored_to().unwrap_or_default().max(self.recorded.next());
-        !self.deleted && self.start >= self.synced && known < self.synced
+    /// Whether objects have neither the records below `end`, nor, if those were trimmed, that the stream went so far: the next owner
+    /// has to know that.
+    pub fn lacks_in_objects(&self, end: Offset) -> bool {
+        let stored = self.stored_to().is_some_and(|stored| stored >= end);
+        !self.deleted && !stored && (self.start < end || self.recorded.next() < end)
     }
 
     /// Records below are stored. `None` if nothing was ever stored.

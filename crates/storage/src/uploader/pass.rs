@@ -81,10 +81,6 @@ impl Uploader {
     }
 }
 
-/// Whether objects have neither the records of a stream below `end`, nor, if those were trimmed, that it went so far: the next owner
-/// has to know that.
 fn lacks(stream: &Stream, state: &StreamState, end: Offset) -> bool {
-    let goes = !state.deleted && Class::of(stream.level()).is_some();
-    let stored = state.stored_to().is_some_and(|stored| stored >= end);
-    goes && !stored && (state.start < end || state.recorded.next() < end)
+    Class::of(stream.level()).is_some() && state.lacks_in_objects(end)
 }
