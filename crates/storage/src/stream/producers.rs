@@ -30,16 +30,19 @@ pub struct RememberedBatch {
     pub base_sequence: i32,
     /// Offset of its first record.
     pub base_offset: Offset,
-    /// The number of its records.
+    /// The number of its records. Zero if only the sequence before it is known.
     pub offset_count: u32,
     /// Its max timestamp.
     pub timestamp: Timestamp,
 }
 
 impl RememberedBatch {
-    /// Sequence of its last record.
+    /// Sequence of its last record, or the one before it if it has none.
     pub fn last_sequence(&self) -> i32 {
-        add_sequence(self.base_sequence, i32::try_from(self.offset_count).unwrap_or(i32::MAX) - 1)
+        match i32::try_from(self.offset_count).unwrap_or(i32::MAX) {
+            0 => self.base_sequence.saturating_sub(1),
+            count => add_sequence(self.base_sequence, count - 1),
+        }
     }
 }
 
@@ -142,6 +145,23 @@ impl Producers {
         Producers(below.collect())
     }
 
+    /// Like [`Producers::below`]. Of a producer with later batches alone, the sequence before them is known: a batch of no records at
+    /// the end has it. That is the sequence at `end` if the producer had not more than five batches behind, as is so for those
+    /// that it has no answer for (KIP-98).
+    pub fn until(&self, end: Offset) -> Producers {
+        let mut until = self.below(end);
+        for (id, producer) in &self.0 {
+            let first =
+                producer.batches.front().filter(|first| first.base_sequence > 0 && end > Offset::ZERO);
+            if let Some(first) = first {
+                let before = RememberedBatch { base_offset: end + -1, offset_count: 0, ..*first };
+                let batches = VecDeque::from([before]);
+                until.0.entry(*id).or_insert_with(|| Producer { batches, ..producer.clone() });
+            }
+        }
+        until
+    }
+
     /// Forgets the batches from `offset` on, which are recorded again.
     pub(crate) fn forget_from(&mut self, offset: Offset) {
         self.0.values_mut().for_each(|producer| producer.batches.retain(|batch| batch.base_offset < offset));
@@ -233,6 +253,32 @@ mod tests {
             base_sequence,
             count: 10,
         }
+    }
+
+    #[test]
+    fn the_sequence_before_five_later_batches_is_known() {
+        let mut producers = Producers::default();
+        for (producer, first, count) in [(1, 0, 6), (2, 0, 5), (3, 10, 5), (4, 0, 1)] {
+            for n in 0..count {
+                let header = batch(producer, 0, first + n * 10);
+                producers.record(&header, &[], Offset(100 * producer + i64::from(n) * 10), 1);
+            }
+        }
+        let until = |end| {
+            let until = producers.until(Offset(end));
+            let last = move |id| {
+                let last = until.find(id)?.batches.back().copied()?;
+                Some((last.base_offset.0, last.offset_count, last.last_sequence()))
+            };
+            [1, 2, 3, 4].map(last)
+        };
+        assert_eq!(until(1000), [(150, 10, 59), (240, 10, 49), (340, 10, 59), (400, 10, 9)].map(Some));
+        assert_eq!(until(240), [Some((150, 10, 59)), Some((230, 10, 39)), Some((239, 0, 9)), None]);
+        assert_eq!(until(110), [Some((109, 0, 9)), None, Some((109, 0, 9)), None]);
+        assert_eq!(until(0), [None; 4]);
+        let (mut stored, known) = (Vec::new(), producers.until(Offset(110)));
+        known.encode(&mut stored);
+        assert_eq!(Producers::decode(&mut &stored[..]), Some(known));
     }
 
     #[test]

@@ -22,6 +22,7 @@ use crate::log::Parts;
 use crate::options::Mutation;
 use crate::preparer::Preparer;
 use crate::request::Durability;
+use crate::stream::REMEMBERED_BATCHES;
 use crate::tier::Class;
 use crate::tools::takeover::{TakeOver, TakeOverError};
 use crate::writer::{Patience, Writer};
@@ -478,20 +479,63 @@ fn objects_know_the_end_of_a_stream_that_copies_fill_and_empty() {
         assert!(world.append(0, 100, Durability::Synced));
         copied(&mut world);
         let end = empty(&mut world);
-        world.replay = world.sent.take().unwrap().blocks.lock().clone();
-        let mut takeover = TakeOver::new(Arc::new(world.store().clone()), world.options.log_id, 3);
-        world.options.owned = Some(takeover.finish(&|_, _| true).unwrap());
         world.options.upload_interval_ms = 1000;
-        let disk = SimDisk::new(seed + 100);
-        restored(&world, &disk, &both(), false).unwrap();
-        world.sent = Some(Arc::default());
-        world.reopen(disk, Left::PowerCut).unwrap();
+        taken_over(&mut world, usize::MAX);
         copied(&mut world);
         world.clock.nanos.fetch_add(2_000_000_000, Ordering::Relaxed);
         for _ in 0..8 {
             upload(&mut world);
         }
         check_end(&world, end);
+    }
+}
+
+/// The next owner opens the log, with what the objects know and the first blocks of a copy, up to `blocks`.
+fn taken_over(world: &mut World, blocks: usize) {
+    let copied = world.sent.take().unwrap();
+    world.replay = copied.blocks.lock().iter().take(blocks).cloned().collect();
+    let mut takeover = TakeOver::new(Arc::new(world.store().clone()), world.options.log_id, 3);
+    world.options.owned = Some(takeover.finish(&|_, _| true).unwrap());
+    let disk = SimDisk::new(world.seed + 100);
+    restored(world, &disk, &both(), false).unwrap();
+    world.sent = Some(Arc::default());
+    world.reopen(disk, Left::PowerCut).unwrap();
+}
+
+/// Batches behind the end of an emptied stream, which no copy has, make its producer forget all that it sent before. The producer
+/// has no answer for them, and sends them again.
+#[test]
+fn a_producer_goes_on_at_the_end_of_an_emptied_stream() {
+    for later in 0..=REMEMBERED_BATCHES {
+        let mut world = World::owned(1, None);
+        world.replicate();
+        let append = |world: &mut World| assert!(world.append(0, 100, Durability::Synced));
+        append(&mut world);
+        copied(&mut world);
+        let uploads = |world: &mut World| {
+            for _ in 0..4 {
+                world.parts.uploader.turn();
+                world.run_puts(4);
+            }
+        };
+        uploads(&mut world);
+        assert!(world.stream(0).bounds().stored.is_some(), "an object knows of the producer");
+        append(&mut world);
+        copied(&mut world);
+        let end = empty(&mut world);
+        let blocks = world.sent.as_ref().unwrap().blocks.lock().len();
+        (0..later).for_each(|_| append(&mut world));
+        world.turns(20);
+        // The end is stored before they are.
+        let shared = world.parts.log.shared.clone();
+        shared.tier.take_waiting(shared.clock.nanos());
+        world.stream(0).note_awaits_upload(false);
+        shared.tier.record(vec![world.stream(0)], Some(shared.clock.nanos()));
+        uploads(&mut world);
+        assert_eq!(world.stream(0).lock().recorded.next(), end);
+        taken_over(&mut world, blocks);
+        let last = world.stream(0).producers().find(7).unwrap().batches.back().unwrap().last_sequence();
+        assert_eq!((world.stream(0).bounds().synced, last + 1), (end, i32::try_from(end.0).unwrap()));
     }
 }
 

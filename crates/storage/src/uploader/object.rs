@@ -205,9 +205,14 @@ impl<'a> Draft<'a> {
         for stream in streams.iter().filter(|stream| !there.contains(&stream.id())) {
             let state = stream.lock();
             if !state.deleted {
-                // All below is in the objects before this one, or deleted.
+                // All below is in the objects before this one, or deleted. What was deleted may be in none, and nothing else
+                // says what its producers go on with. What they were answered behind it is in the copies.
                 let next = state.upload_from();
-                let row = TableRow { start: state.start, next, producers: state.producers.below(next) };
+                let producers = match self.shared.options.owned {
+                    Some(_) => state.producers.until(next),
+                    None => state.producers.below(next),
+                };
+                let row = TableRow { start: state.start, next, producers };
                 self.table.push((stream.id(), row));
             }
         }
