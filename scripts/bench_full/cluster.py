@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from .figures import (Figure, Result, Unmeasured, after_kill, between_per_batch_byte, between_per_byte, cpu_per_gigabyte, doubts,
                       growth, median_held, messages_held_per_second, messages_moved_per_second, number, ratios)
-from .runs import KAFKA_3, OURS_3, PART1_4, PART1_50, SMOKE_RATE, SMOKE_SECONDS, Runs, driver
+from .runs import KAFKA_3, OURS_3, PART1_4, PART1_50, SMOKE_RATE, SMOKE_SECONDS, Runs, driver, server_config
 
+# Records for copies gather, at both: what is small comes in as many requests then.
+GATHERING = server_config("replica.fetch.min.bytes=1048576", "replica.fetch.wait.max.ms=50")
 # A broker is killed after this share of a run.
 KILLED_AT = 1 / 3
 # Of a run in which one is: Kafka's clients take up to 15 s to go on, and ten seconds later all is as before.
@@ -24,10 +26,13 @@ def rate(runs: Runs) -> list[Figure]:
 def cost(runs: Runs) -> list[Figure]:
     ours, kafka = runs.versus("cluster-cost", PART1_4, half(runs), (OURS_3, KAFKA_3))
     full = runs.versus("cluster-cost-full-batches", PART1_4, half(runs), (OURS_3, KAFKA_3), ("--driver", driver("batches-of-128k")))
+    gathered = runs.versus("cluster-cost-gathered", PART1_4, half(runs), (OURS_3, KAFKA_3), GATHERING)
     held = "; ".join(filter(None, (f"at {megabytes(ours[0])} MB/s", doubts([*ours, *kafka]))))
     return [Figure("CPU of all processes per GB, ours / Kafka", ratios(ours, kafka, cpu_per_gigabyte), at_most=1 / 3, remark=held),
             Figure("CPU of all processes per GB in full batches, ours / Kafka", ratios(*full, cpu_per_gigabyte), at_most=1 / 3,
                    remark=doubts([*full[0], *full[1]])),
+            Figure("CPU of all processes per GB where records for copies gather, ours / Kafka", ratios(*gathered, cpu_per_gigabyte),
+                   at_most=1 / 3, remark=doubts([*gathered[0], *gathered[1]])),
             Figure("end-to-end p99, ours / Kafka", ratios(ours, kafka, lambda one: one["aggregatedEndToEndLatency99pct"]),
                    at_most=1 / 3, remark=held)]
 

@@ -24,6 +24,8 @@ use super::threads::{Signal, Threads};
 const KEPT_BYTES: usize = 64 * 1024 * 1024;
 /// Bytes of blocks in one request.
 const SENT_BYTES: usize = 4 * 1024 * 1024;
+/// Blocks gather for this part of the time that a disk may lack them, at most: 1 / GATHER_PART.
+const GATHER_PART: u32 = 3;
 /// After a request that failed, the next one begins so long after.
 const BACKOFF: Duration = Duration::from_millis(20);
 /// Disks hear so often what they need not keep, while there is nothing else to say.
@@ -45,6 +47,28 @@ pub trait Cluster: Send + Sync {
     fn changed(&self, before: usize, after: usize);
 }
 
+/// When blocks are sent to the disks of a log, and how long these may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// How long a disk may lack a block and stay in the set (`replica.lag.time.max.ms`).
+    pub patience: Duration,
+    /// A request waits until it has blocks of so many bytes (`replica.fetch.min.bytes`).
+    pub bytes_min: usize,
+    /// It waits for so long at most (`replica.fetch.wait.max.ms`), and for a third of `patience`.
+    pub wait_max: Duration,
+}
+
+impl Pace {
+    /// A request has no more.
+    fn bytes_min(&self) -> usize {
+        self.bytes_min.min(SENT_BYTES)
+    }
+
+    fn wait_max(&self) -> Duration {
+        self.wait_max.min(self.patience / GATHER_PART)
+    }
+}
+
 /// Copies the blocks of one opening of a log.
 #[derive(Clone)]
 pub struct Copier(Arc<Shared>);
@@ -54,10 +78,11 @@ struct Shared {
     disks: Arc<dyn CopyDisks>,
     cluster: Box<dyn Cluster>,
     threads: Arc<dyn Threads>,
-    /// How long a disk may lack a block and stay in the set.
-    patience: Duration,
+    pace: Pace,
     /// For the threads that send: blocks, and what else they have to look at.
     news: Signal,
+    /// For those that wait for more blocks: there are enough, or something else to look at.
+    enough: Signal,
     /// For the thread that changes the set.
     changes: Signal,
     log: OnceLock<Weak<Log>>,
@@ -114,6 +139,21 @@ impl State {
         }
     }
 
+    /// How long the blocks from `from` on shall still gather.
+    fn gather(&self, from: u64, pace: &Pace, now: Duration) -> Option<Duration> {
+        let at = usize::try_from(from - self.first()).unwrap_or(usize::MAX).min(self.kept.len());
+        let (_, since) = self.kept.get(at)?;
+        let mut sums = self.kept.range(at..).scan(0, |sum, (block, _)| {
+            *sum += block.bytes.len();
+            Some(*sum)
+        });
+        if sums.any(|bytes| bytes >= pace.bytes_min()) {
+            return None;
+        }
+        let rest = pace.wait_max().saturating_sub(now.saturating_sub(*since));
+        (!rest.is_zero()).then_some(rest)
+    }
+
     /// The blocks from `from` on for one request.
     fn take(&self, from: u64) -> Vec<Block> {
         let at = usize::try_from(from - self.first()).unwrap_or(usize::MAX);
@@ -156,14 +196,18 @@ impl fmt::Debug for Copier {
 impl BlockSink for Shared {
     fn block(&self, block: Block) {
         let now = self.threads.now();
-        {
+        let enough = {
             let mut state = self.state.lock();
             state.next = block.number + 1;
             state.bytes += block.bytes.len();
             state.kept.push_back((block, now));
             state.trim();
-        }
+            state.bytes >= self.pace.bytes_min()
+        };
         self.news.notify();
+        if enough {
+            self.enough.notify();
+        }
     }
 
     fn stored(&self, number: u64) {
@@ -184,7 +228,7 @@ impl Copier {
     pub fn start(
         log: &Arc<Log>,
         of: Opening,
-        patience: Duration,
+        pace: Pace,
         (disks, cluster, threads): (Arc<dyn CopyDisks>, Box<dyn Cluster>, Arc<dyn Threads>),
     ) -> Copier {
         let shared = Arc::new(Shared {
@@ -192,8 +236,9 @@ impl Copier {
             disks,
             cluster,
             threads,
-            patience,
+            pace,
             news: Signal::default(),
+            enough: Signal::default(),
             changes: Signal::default(),
             log: OnceLock::new(),
             state: Mutex::default(),
@@ -223,7 +268,7 @@ impl Copier {
             let first = {
                 let mut state = shared.state.lock();
                 let members = state.members(&targets, now);
-                state.set.first(&members, shared.patience, now >= began + FIRST_WITHIN)
+                state.set.first(&members, shared.pace.patience, now >= began + FIRST_WITHIN)
             };
             if let Some(first) = first
                 && let Some(owned) = self.ask(&first)
@@ -255,6 +300,7 @@ impl Copier {
     pub fn end(&self) {
         self.0.state.lock().ended = true;
         self.0.news.notify();
+        self.0.enough.notify();
         self.0.changes.notify();
     }
 
@@ -273,22 +319,23 @@ impl Copier {
                 }
                 let members = state.members(&targets, now);
                 let State { set, asking_since, .. } = &mut *state;
-                if !set.should_change(&members, shared.patience) {
+                if !set.should_change(&members, shared.pace.patience) {
                     *asking_since = None;
                 } else if asking_since.is_none() {
                     *asking_since = Some(now);
                     shared.news.notify();
+                    shared.enough.notify();
                 }
-                let late = asking_since.is_some_and(|since| now >= since + shared.patience);
-                let next = set.next(&members, shared.patience, late);
-                let alone = set.needs_store(&members, shared.patience);
+                let late = asking_since.is_some_and(|since| now >= since + shared.pace.patience);
+                let next = set.next(&members, shared.pace.patience, late);
+                let alone = set.needs_store(&members, shared.pace.patience);
                 (next, members, alone)
             };
             log.store_soon(alone);
             if let Some(next) = next
                 && self.ask(&next) == Some(true)
             {
-                log.store_soon(shared.state.lock().set.needs_store(&members, shared.patience));
+                log.store_soon(shared.state.lock().set.needs_store(&members, shared.pace.patience));
             }
             drop(log);
             shared.threads.wait(&shared.changes, seen, LOOK);
@@ -376,11 +423,16 @@ impl Copier {
         let mut sender =
             Sender { id, disk, begins: false, sent: 0, told_at: None, told_stored: 0, failed: None };
         loop {
-            let seen = shared.news.count();
+            let (seen, seen_enough) = (shared.news.count(), shared.enough.count());
             let now = shared.threads.now();
-            let Some(Due { blocks, stored, asked }) = shared.state.lock().due(&mut sender) else { return };
+            let due = shared.state.lock().due(&mut sender, &shared.pace, now);
+            let Some(Due { blocks, stored, asked, gathers }) = due else { return };
+            if let Some(rest) = gathers {
+                shared.threads.wait(&shared.enough, seen_enough, rest);
+                continue;
+            }
             // Often enough that none that is alive is silent for as long as one may be.
-            let every = if asked { shared.patience / 3 } else { TOLD_EVERY };
+            let every = if asked { shared.pace.patience / 3 } else { TOLD_EVERY };
             if let Some(at) = sender.told_at.filter(|at| blocks.is_empty() && now < *at + every) {
                 shared.threads.wait(&shared.news, seen, at + every - now);
                 continue;
@@ -473,6 +525,8 @@ struct Due {
     stored: u64,
     /// It is asked for a sign of life.
     asked: bool,
+    /// Blocks for it shall gather for so long.
+    gathers: Option<Duration>,
 }
 
 impl State {
@@ -482,9 +536,9 @@ impl State {
     }
 
     /// What a disk is to be sent next. `None` if that is nothing any more.
-    fn due(&mut self, sender: &mut Sender) -> Option<Due> {
+    fn due(&mut self, sender: &mut Sender, pace: &Pace, now: Duration) -> Option<Due> {
         let (disk, first, stored) = (sender.disk, self.first(), self.set.stored_below());
-        let due = |blocks, asked| Some(Due { blocks, stored, asked });
+        let due = |blocks, asked| Some(Due { blocks, stored, asked, gathers: None });
         if self.ended || self.lost {
             return None;
         }
@@ -492,10 +546,15 @@ impl State {
             // It gets no more blocks. Those that it has go once it knows that the object store has them.
             let knows = sender.told_stored >= sender.sent || sender.failed.is_some();
             let goes_on = !knows && !self.disks.contains_key(&disk);
-            return goes_on.then_some(Due { blocks: Vec::new(), stored, asked: false });
+            return if goes_on { due(Vec::new(), false) } else { None };
         };
         match lacks.filter(|lacks| *lacks >= first) {
-            Some(lacks) => due(self.take(lacks), self.asking_since.is_some()),
+            Some(lacks) => {
+                let asked = self.asking_since.is_some();
+                let gathers = if asked || !self.has_set { None } else { self.gather(lacks, pace, now) };
+                let blocks = if gathers.is_some() { Vec::new() } else { self.take(lacks) };
+                Some(Due { blocks, stored, asked, gathers })
+            }
             None if self.set.counts(disk) => {
                 self.disks.insert(disk, Receiver { sender: sender.id, lacks: None });
                 due(Vec::new(), false)

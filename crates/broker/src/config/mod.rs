@@ -386,6 +386,10 @@ settings! {
     replica_selector: ReplicaSelector = ReplicaSelector::None, "replica.selector.class", ReplicaSelector::None, ReplicaSelector::ByRack;
     /// A broker that has lacked records of a log for so many milliseconds does not count any more as one with a copy.
     replica_lag_ms: i64 = 300, "replica.lag.time.max.ms", 50, i64::MAX;
+    /// Blocks for a broker with a copy gather until there are so many bytes of them.
+    replica_bytes_min: i32 = 1, "replica.fetch.min.bytes", 0, i32::MAX;
+    /// They gather for so many milliseconds at most, and for a third of replica.lag.time.max.ms. acks=all is answered so much later.
+    replica_wait_ms: i32 = 500, "replica.fetch.wait.max.ms", 0, i32::MAX;
     /// Records of diskless topics go to the object store after so many milliseconds, and are acknowledged then.
     diskless_interval_ms: i64 = 250, "object.store.diskless.interval.ms", 1, i64::MAX;
     /// So many bytes of records of diskless topics go to the object store without waiting any longer.

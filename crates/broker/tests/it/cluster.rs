@@ -690,6 +690,46 @@ async fn a_slow_disk_leaves_the_replicas_in_sync() {
     }
 }
 
+/// Where the settings say so, blocks for the replicas gather until there are enough bytes. Only acks=all waits with them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn blocks_for_replicas_gather_where_the_settings_say_so() {
+    // For longer than anybody waits here.
+    let settings = &[
+        ("replica.lag.time.max.ms", "600000"),
+        ("replica.fetch.wait.max.ms", "200000"),
+        ("replica.fetch.min.bytes", "100000"),
+    ];
+    let cluster = cluster_with(settings).await;
+    let until = Instant::now() + PATIENCE;
+    // Again where a lease ends on a slow machine, and the log moves.
+    let gathered = async || {
+        cluster.until_in_sync(&[1, 2, 3]).await;
+        let (leader, _) = cluster.leaders().await[0];
+        let send = |acks, value: &str| {
+            let (mut client, sent) = (connect(&cluster.brokers[&leader]), batch(value));
+            async move { crate::common::produce(&mut client, TOPIC, 0, acks, sent).await.0 }
+        };
+        let waits = tokio::spawn(send(-1, "little"));
+        let early = send(1, "acks=1").await;
+        tokio::time::sleep(SESSION).await;
+        let waited = !waits.is_finished();
+        let enough = send(-1, &"much".repeat(25_000)).await;
+        (early, waited, enough, waits.await.unwrap())
+    };
+    loop {
+        match gathered().await {
+            (0, true, 0, 0) => break,
+            (early, _, enough, late) => {
+                // Just before the set changes, nothing gathers.
+                assert!(Instant::now() < until, "{early} {enough} {late}");
+            }
+        }
+    }
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
 /// Where a replica that is needed leaves while an append waits for it, acks=all fails, and the record stays, as in Kafka.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_record_stays_whose_replicas_became_too_few() {

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::opening::BringError;
 use super::{Parts, STORED_CHECK, Shared};
 use crate::cluster::copies::{Added, CopyDisks, DiskError};
-use crate::cluster::copying::{Cluster, Copier};
+use crate::cluster::copying::{Cluster, Copier, Pace};
 use crate::cluster::ownership::Process;
 use crate::cluster::replicas::{others, targets};
 use crate::image::records::OwnerRecord;
@@ -131,10 +131,14 @@ impl Shared {
             metrics: opening.metrics.clone(),
             targets: Mutex::default(),
         };
-        let patience =
-            Duration::from_millis(u64::try_from(opening.config.replica_lag_ms).unwrap_or(u64::MAX));
+        let config = &opening.config;
+        let pace = Pace {
+            patience: Duration::from_millis(u64::try_from(config.replica_lag_ms).unwrap_or(u64::MAX)),
+            bytes_min: usize::try_from(config.replica_bytes_min).unwrap_or(usize::MAX),
+            wait_max: Duration::from_millis(u64::try_from(config.replica_wait_ms).unwrap_or(0)),
+        };
         let of = Opening { log_id: log.id(), epoch };
-        let copier = Copier::start(log, of, patience, (disks.clone(), Box::new(cluster), threads.clone()));
+        let copier = Copier::start(log, of, pace, (disks.clone(), Box::new(cluster), threads.clone()));
         self.copiers.lock().insert(name.to_owned(), copier.clone());
         copier
     }

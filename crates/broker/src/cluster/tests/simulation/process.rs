@@ -165,6 +165,7 @@ impl Process {
             object_interval_ms: if rng.bool() { 0 } else { 5000 },
             diskless_interval_ms: 0,
             object_delete_delay_ms: 0,
+            replica_bytes_min: if rng.bool() { 1 } else { 4096 },
             ..Config::default()
         });
         let tasks = Arc::new(Tasks::new(ground.now_ms.clone(), ground.runtime.clone(), rng.fork()));
