@@ -162,9 +162,13 @@ impl Producers {
         until
     }
 
-    /// Forgets the batches from `offset` on, which are recorded again.
+    /// Forgets the batches from `offset` on, which are recorded again. What is known without a batch stays.
     pub(crate) fn forget_from(&mut self, offset: Offset) {
-        self.0.values_mut().for_each(|producer| producer.batches.retain(|batch| batch.base_offset < offset));
+        for producer in self.0.values_mut() {
+            producer.batches.retain(|batch| batch.base_offset < offset || batch.offset_count == 0);
+            let before = producer.batches.iter_mut().filter(|batch| batch.offset_count == 0);
+            before.for_each(|batch| batch.base_offset = batch.base_offset.min(offset + -1));
+        }
     }
 
     /// Like [`Producers::record`], unless the batch or a later one of its producer is remembered.
@@ -276,6 +280,12 @@ mod tests {
         assert_eq!(until(240), [Some((150, 10, 59)), Some((230, 10, 39)), Some((239, 0, 9)), None]);
         assert_eq!(until(110), [Some((109, 0, 9)), None, Some((109, 0, 9)), None]);
         assert_eq!(until(0), [None; 4]);
+        // A copy may begin with a batch that the end lies in.
+        let mut earlier = producers.until(Offset(240));
+        earlier.forget_from(Offset(235));
+        let last =
+            |id| earlier.find(id)?.batches.back().map(|last| (last.base_offset.0, last.last_sequence()));
+        assert_eq!([1, 2, 3].map(last), [Some((150, 59)), Some((230, 39)), Some((234, 9))]);
         let (mut stored, known) = (Vec::new(), producers.until(Offset(110)));
         known.encode(&mut stored);
         assert_eq!(Producers::decode(&mut &stored[..]), Some(known));

@@ -23,7 +23,7 @@ use crate::segment::Segment;
 use crate::segment::build::{BLOCK_BYTES, Blocks, Hold, SegmentBuilder};
 use crate::segment::footer::TableRow;
 use crate::shared::Shared;
-use crate::stream::Stream;
+use crate::stream::{Producers, Stream, StreamState};
 use crate::tier::{Class, Cut, ReplaceRight, Replacement};
 use crate::uploader::UploadError;
 
@@ -188,9 +188,12 @@ impl<'a> Draft<'a> {
     ) -> Result<(), RewriteError> {
         self.builder.begin_range(&mut self.parts, stream.id(), (base_offset, end), flags)?;
         let state = stream.lock();
-        // The batches of the range follow. A producer that has appended often since is remembered by later ones alone.
-        let below = if flags & ROW_REPLACES == 0 { base_offset } else { end };
-        let row = TableRow { start: state.start, next: end, producers: state.producers.below(below) };
+        // The batches of the range follow.
+        let producers = match flags & ROW_REPLACES == 0 {
+            true => self.known_at(&state, base_offset),
+            false => state.producers.below(end),
+        };
+        let row = TableRow { start: state.start, next: end, producers };
         drop(state);
         match self.table.last_mut() {
             Some((id, last)) if *id == stream.id() => *last = row,
@@ -199,20 +202,25 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
+    /// The producers as of `next`, the first offset that no object has. One that has appended often since is remembered by later
+    /// batches alone, and what it sent before may have been deleted before any object had it. In a cluster, copies have what it was
+    /// answered behind; otherwise an object may know better.
+    fn known_at(&self, state: &StreamState, next: Offset) -> Producers {
+        match self.shared.options.owned {
+            Some(_) => state.producers.until(next),
+            None => state.producers.below(next),
+        }
+    }
+
     /// Records the bounds of those streams of which the object has no range.
     fn record(&mut self, streams: &[Arc<Stream>]) {
         let there: HashSet<StreamId> = self.table.iter().map(|(id, _)| *id).collect();
         for stream in streams.iter().filter(|stream| !there.contains(&stream.id())) {
             let state = stream.lock();
             if !state.deleted {
-                // All below is in the objects before this one, or deleted. What was deleted may be in none, and nothing else
-                // says what its producers go on with. What they were answered behind it is in the copies.
+                // All below is in the objects before this one, or deleted.
                 let next = state.upload_from();
-                let producers = match self.shared.options.owned {
-                    Some(_) => state.producers.until(next),
-                    None => state.producers.below(next),
-                };
-                let row = TableRow { start: state.start, next, producers };
+                let row = TableRow { start: state.start, next, producers: self.known_at(&state, next) };
                 self.table.push((stream.id(), row));
             }
         }
