@@ -180,7 +180,8 @@ soak: build ## Longer versions of what `make test` runs: hours.
 	@tests/objects/run --part ledger --rounds 50 --kinds diskless,tiered
 	@tests/power/run --rounds 300
 	@tests/cluster/run --rounds 100
-	@tests/cluster/run --rounds 50 --only "a broker is destroyed with its disk,two brokers are killed"
+	@tests/cluster/run --rounds 50 --diskless none --only "a broker is destroyed with its disk"
+	@tests/cluster/run --rounds 50 --diskless none --only "two brokers are killed"
 	@tests/cluster/run --rounds 20 --kafka
 	@scripts/bench-full --smoke --only cluster-rate,cluster-cost
 	@tests/bench/run

@@ -202,6 +202,7 @@ def check(operations, found, clients):
         assert operation.outcome != ABORTED or not there, f"an aborted transaction is read: {there}"
         assert len(there) in (0, len(operation.appended)), f"a transaction is torn: {operation.appended}, of which {there}"
     check_places(found, writer)
+    check_cycles(operations, writer)
     check_polls(operations, found, writer, offset_of)
     ended = collections.Counter(operation.outcome for operation in operations)
     assert ended[COMMITTED] and ended[ABORTED], "no operation was committed, or none aborted"
@@ -222,6 +223,20 @@ def check_places(found, writer):
             # A client sends one record after the other.
             assert last.get(operation.client, 0) < number, f"key {key}: {number} is out of order"
             last[operation.client] = number
+
+
+def check_cycles(operations, writer):
+    """That no transaction read of another one that, perhaps through others, had read of it (Adya's G1c, of reads alone). Kafka allows
+    cycles that the order of appends to keys is part of: what two open transactions append to two keys may lie in either order in each."""
+    read_of = {id(operation): {id(writer[number][0]) for _, _, number, _ in operation.polled if number in writer} - {id(operation)}
+               for operation in operations}
+    # Whoever has read of nobody that is left cannot be in a cycle.
+    left = dict(read_of)
+    while free := [reader for reader, writers in left.items() if not writers & left.keys()]:
+        for reader in free:
+            del left[reader]
+    cycle = [operation.appended for operation in operations if id(operation) in left]
+    assert not cycle, f"a cycle of transactions that read of each other: {cycle}"
 
 
 def check_polls(operations, found, writer, offset_of):
@@ -274,6 +289,8 @@ def selftest():
             return
         raise AssertionError(f"not found: {what}")
 
+    planted("a cycle", lambda operations, _: (
+        operations[2].polled.append((0, 6, 4, 8)), operations[3].polled.append((0, 4, 5, 6))))
     planted("other offsets", lambda operations, _: operations[0].placed.update({1: 3}))
     planted("are lost", lambda _, found: found[1].pop(0))
     planted("torn", lambda _, found: found[2].pop())

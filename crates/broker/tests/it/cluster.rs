@@ -22,7 +22,6 @@ use model::{Compression, Timestamp};
 use objects::{Bucket, DirectoryBucket};
 use prometheus_client::registry::Registry;
 use wire::messages as m;
-use wire::messages::metadata_response::MetadataResponsePartition;
 use wire::records::{BatchBuilder, records};
 use wire::{Chunks, ErrorCode, Text};
 
@@ -209,18 +208,30 @@ impl Cluster {
     async fn until_in_sync(&self, nodes: &[i32]) {
         let until = Instant::now() + PATIENCE;
         let sorted = |all: &[i32]| all.iter().copied().collect::<BTreeSet<i32>>();
+        type Partition<'a> = (i32, &'a Vec<i32>, &'a Vec<i32>, &'a Vec<i32>);
+        let is_right = |(leader, in_sync, replicas, offline): Partition<'_>| {
+            sorted(in_sync) == sorted(nodes)
+                && sorted(replicas) == BTreeSet::from([1, 2, 3])
+                && offline.iter().all(|node| !nodes.contains(node))
+                && nodes.contains(&leader)
+        };
+        let topics =
+            vec![m::describe_topic_partitions_request::TopicRequest { name: Text::from_static(TOPIC) }];
+        let described =
+            m::DescribeTopicPartitionsRequest { topics, response_partition_limit: 100, cursor: None };
         loop {
             let answer = metadata(&mut self.client()).await;
-            let is_right = |it: &MetadataResponsePartition| {
-                sorted(&it.isr_nodes) == sorted(nodes)
-                    && sorted(&it.replica_nodes) == BTreeSet::from([1, 2, 3])
-                    && it.offline_replicas.iter().all(|node| !nodes.contains(node))
-                    && nodes.contains(&it.leader_id)
-            };
-            if answer.topics[0].partitions.iter().all(is_right) {
+            // What kafka-topics.sh asks for.
+            let asked: m::DescribeTopicPartitionsResponse = call(&mut self.client(), 0, &described).await;
+            let told = answer.topics[0].partitions.iter();
+            let told = told.map(|it| (it.leader_id, &it.isr_nodes, &it.replica_nodes, &it.offline_replicas));
+            let found = asked.topics[0].partitions.iter();
+            let found =
+                found.map(|it| (it.leader_id, &it.isr_nodes, &it.replica_nodes, &it.offline_replicas));
+            if told.len() == found.len() && told.chain(found).all(is_right) {
                 return;
             }
-            assert!(Instant::now() < until, "{nodes:?} are not in sync: {answer:?}");
+            assert!(Instant::now() < until, "{nodes:?} are not in sync: {answer:?}, {asked:?}");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

@@ -222,6 +222,15 @@ impl Shared {
             let all_said = fenced.len() + failed.len() == set.len();
             if fenced.len() == set.len() || proven && (all_said || late(OTHERS_WITHIN)) || late(ABSENT_WITHIN)
             {
+                if !proven && fenced.len() < set.len() {
+                    let (log, missing) = (Uuid::from_u128(of.log_id), set.len() - fenced.len());
+                    tracing::warn!(
+                        %log,
+                        missing,
+                        "copies count whose brokers have started anew since the last block, as other disks of the copy set are not \
+                         there: what one of these disks lost though it had synced it is lost"
+                    );
+                }
                 return Ok(fenced);
             }
             if failed.len() == set.len() {

@@ -84,6 +84,22 @@ pub const RULES: &[Rule] = &[
         action: "The broker gives its logs away until the store answers again.",
     },
     Rule {
+        name: "MainstemBrokerGone",
+        expression: "kafka_controller_kafkacontroller_activebrokercount < max_over_time(kafka_controller_kafkacontroller_activebrokercount[1h])",
+        lasting: "1m",
+        severity: WARNING,
+        summary: "{{ $labels.instance }} knows of {{ $value }} brokers, and within the last hour of more",
+        action: "`mainstem cluster status` says which one is missing: it has ended, stands still, or does not reach etcd.",
+    },
+    Rule {
+        name: "MainstemGivesLogsAway",
+        expression: "mainstem_cluster_leaving == 1",
+        lasting: "5m",
+        severity: WARNING,
+        summary: "{{ $labels.instance }} gives its logs away",
+        action: "It ends, or the disk or the object store takes none of its records: its log says which.",
+    },
+    Rule {
         name: "MainstemReplicasComeAndGo",
         expression: "sum by (instance) (increase(kafka_server_replicamanager_isrshrinks_total[15m])) > 5",
         lasting: "0m",
