@@ -6,6 +6,7 @@ few polls of all keys, with read_committed. A key is a partition. Every number i
 
 import collections
 import dataclasses
+import graphlib
 import math
 import random
 import threading
@@ -230,13 +231,12 @@ def check_cycles(operations, writer):
     cycles that the order of appends to keys is part of: what two open transactions append to two keys may lie in either order in each."""
     read_of = {id(operation): {id(writer[number][0]) for _, _, number, _ in operation.polled if number in writer} - {id(operation)}
                for operation in operations}
-    # Whoever has read of nobody that is left cannot be in a cycle.
-    left = dict(read_of)
-    while free := [reader for reader, writers in left.items() if not writers & left.keys()]:
-        for reader in free:
-            del left[reader]
-    cycle = [operation.appended for operation in operations if id(operation) in left]
-    assert not cycle, f"a cycle of transactions that read of each other: {cycle}"
+    try:
+        graphlib.TopologicalSorter(read_of).prepare()
+    except graphlib.CycleError as error:
+        appended = {id(operation): operation.appended for operation in operations}
+        cycle = [appended[operation] for operation in error.args[1]]
+        raise AssertionError(f"a cycle of transactions that read of each other: {cycle}") from error
 
 
 def check_polls(operations, found, writer, offset_of):
