@@ -191,6 +191,10 @@ async fn settings_that_contradict_each_other_are_refused_as_in_kafka() {
     }
     create_topic(&mut client, TOPIC, 1, &TIERED).await;
     fill(&mut client, TOPIC, 0..4000).await;
+    until_offset(&mut client, LATEST_TIERED, |tiered| tiered == 3999).await;
+    // Objects that were put at the same time as the newest one stay until another one says that they count.
+    fill(&mut client, TOPIC, 4000..4010).await;
+    until_offset(&mut client, LATEST_TIERED, |tiered| tiered == 4009).await;
     let local = until_offset(&mut client, EARLIEST_LOCAL, |local| local > 2000).await;
     let (error, message) = alter(&mut client, OF_TOPIC, &[("remote.storage.enable", "false")]).await;
     assert!(error == invalid && message.contains("without deleting remote data"), "{message}");
@@ -199,7 +203,7 @@ async fn settings_that_contradict_each_other_are_refused_as_in_kafka() {
     // What was in the object store alone is gone, the rest is not.
     let start = until_offset(&mut client, EARLIEST, |start| start >= local).await;
     assert_eq!(until_offset(&mut client, LATEST_TIERED, |tiered| tiered == -1).await, -1);
-    read_back(&mut client, TOPIC, start, 4000).await;
+    read_back(&mut client, TOPIC, start, 4010).await;
     let deadline = Instant::now() + PATIENCE;
     while machine.objects() > 1 {
         assert!(Instant::now() < deadline, "{} objects are left", machine.objects());
