@@ -118,7 +118,8 @@ objects: build ## Tiered topics in MinIO, behind a proxy with faults; both are k
 	@tests/objects/run
 
 failover: build ## Three brokers on etcd and MinIO: brokers, etcd and the store fail under load; nothing acknowledged may be lost. Clients on them.
-	@tests/cluster/run --rounds 24
+	@tests/cluster/run --rounds 25 --diskless none
+	@tests/cluster/run --rounds 4 --diskless all --only "a broker is killed,a broker is cut off from etcd and the store,the store loses answers,a log is moved"
 	@tests/cluster/scale --partitions 500 --kills 1
 	@tests/transactions/run --cluster --crashes 4
 	@tests/clients/run --cluster --short

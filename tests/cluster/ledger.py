@@ -12,8 +12,8 @@ from errors import REPEATED
 from suite import place
 
 TOPIC, PARTITIONS = "ledger", 12
-# Records that are sent and not acknowledged yet, over all partitions.
-IN_FLIGHT_MAX = 600
+# Records of a partition that are sent and not acknowledged yet.
+IN_FLIGHT_MAX = 50
 PRODUCERS = 6
 ANSWER_SECONDS_MAX = 60
 
@@ -25,9 +25,9 @@ class Ledger:
         self.cluster, self.transfers, self.histories, self.errors = cluster, transfers, histories, errors
         self.stopping, self.lock, self.logs = threading.Event(), threading.Lock(), ClientLogs()
         self.acknowledged = collections.defaultdict(list)
-        # When each partition answered last, and the longest time without an answer that one of them had.
-        self.last_answer, self.longest = {}, 0
-        self.failed, self.in_flight = [], 0
+        # When each partition answered last, and the longest time without an answer that it had.
+        self.last_answer, self.longest = {}, {}
+        self.failed, self.in_flight = [], collections.Counter()
         # Seconds until all partitions answered, for each broker that was killed.
         self.after_kills = []
         # Each protocol of groups, and a group that reads what is committed.
@@ -84,11 +84,12 @@ class Ledger:
         def answered(partition, number):
             def note(error, _):
                 with self.lock:
-                    self.in_flight -= 1
+                    self.in_flight[partition] -= 1
                     if error is None:
                         self.acknowledged[partition].append(number)
                         now = time.monotonic()
-                        self.longest = max(self.longest, now - self.last_answer.get(partition, now))
+                        waited = now - self.last_answer.get(partition, now)
+                        self.longest[partition] = max(self.longest.get(partition, 0), waited)
                         self.last_answer[partition] = now
                     else:
                         self.failed.append(f"{partition}: {number}: {error}")
@@ -96,13 +97,15 @@ class Ledger:
 
         number = 0
         while not stopping.is_set():
-            if self.in_flight < IN_FLIGHT_MAX:
-                number += 1
-                for partition in range(PARTITIONS):
-                    with self.lock:
-                        self.in_flight += 1
-                    producer = producers[partition % PRODUCERS]
-                    producer.produce(TOPIC, str(number), partition=partition, on_delivery=answered(partition, number))
+            number += 1
+            for partition in range(PARTITIONS):
+                # One that does not answer holds up no other.
+                if self.in_flight[partition] >= IN_FLIGHT_MAX:
+                    continue
+                with self.lock:
+                    self.in_flight[partition] += 1
+                producer = producers[partition % PRODUCERS]
+                producer.produce(TOPIC, str(number), partition=partition, on_delivery=answered(partition, number))
             for producer in producers:
                 producer.poll(0)
             time.sleep(0.01)
@@ -145,12 +148,16 @@ class Ledger:
 
     def gap_of(self, event):
         """Does `event` until all partitions answer again: the longest time without an answer that one of them had."""
+        return f"the longest gap is {max(self.gaps_of(event).values()):.2f} s"
+
+    def gaps_of(self, event):
+        """The same for each partition, in seconds."""
         with self.lock:
-            self.longest = 0
+            self.longest = {}
         event()
         self.answers()
         with self.lock:
-            return f"the longest gap is {self.longest:.2f} s"
+            return dict(self.longest)
 
     def settle(self):
         # A short run may have seen one kind of end only.

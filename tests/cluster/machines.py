@@ -1,5 +1,6 @@
 """A cluster on this machine: etcd, an object store behind its proxy, and brokers as processes."""
 
+import collections
 import json
 import random
 import re
@@ -25,6 +26,9 @@ SESSION_MS = 3000
 SETTINGS = [
     "log.segment.bytes=9437184", "group.initial.rebalance.delay.ms=0", f"broker.session.timeout.ms={SESSION_MS}",
 ]
+# What the alert rule MainstemSlowCopies looks at.
+SYNCS, SLOW_SYNC_SECONDS = "mainstem_cluster_copies_logflush_seconds", 0.2
+ADMIN_TOKEN = "token-of-tests"
 # Consumers that name their rack read from the broker there.
 BY_RACK = "replica.selector.class=org.apache.kafka.common.replica.RackAwareReplicaSelector"
 # Some clients have little patience: poll() of kafka-python 3 returns before a SyncGroup that takes longer than 200 ms is answered, and a
@@ -128,8 +132,13 @@ class Broker(StoredServer):
         self.two_listeners = cluster.certificates is not None or node in cluster.proxies
         self.settings = [*SETTINGS, *([BY_RACK] if cluster.by_rack else []), *settings, f"object.store={self.bucket}", f"node.id={node}",
                          f"etcd.endpoints={cluster.etcd.endpoints}", f"broker.rack=rack-{node}"]
+        self.admin = free_address()
         if self.machine:
+            self.admin = at(self.machine.address, self.admin)
             self.settings.append("allow.insecure.listeners=true")
+        self.settings.append(f"admin.listen={self.admin}")
+        # Whoever can be reached from other machines needs one.
+        self.variables["MAINSTEM_ADMIN_TOKEN"] = ADMIN_TOKEN
         internal = free_address() if self.two_listeners else None
         if cluster.certificates:
             self.settings += self.secured(cluster.certificates, internal)
@@ -174,6 +183,21 @@ class Broker(StoredServer):
     @property
     def running(self):
         return self.process is not None and self.process.poll() is None
+
+    def metrics(self):
+        """Its metrics as they are now: the value of each series."""
+        request = urllib.request.Request(
+            f"http://{self.admin}/metrics", headers={"Authorization": f"Bearer {ADMIN_TOKEN}"})
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            lines = answer.read().decode().splitlines()
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
+
+    def syncs(self):
+        """How many syncs of copies took longer than what MainstemSlowCopies allows for one in a hundred, and all."""
+        bounds = {float(name.partition('le="')[2].partition('"')[0]): value
+                  for name, value in self.metrics().items() if name.startswith(f"{SYNCS}_bucket")}
+        quick = min(bound for bound in bounds if bound >= SLOW_SYNC_SECONDS)
+        return collections.Counter(slow=bounds[float("inf")] - bounds[quick], all=bounds[float("inf")])
 
 
 class Cluster:
@@ -248,8 +272,11 @@ class Cluster:
         until(settled, "every log to be at home")
 
     def options_of(self, topic):
-        """How a topic is created."""
-        return {"replication_factor": self.count, "config": {"diskless.enable": str(topic in self.diskless).lower()}}
+        """How a topic is created. Half of those with copies want two of them: without, what waits for one goes to the store."""
+        config = {"diskless.enable": str(topic in self.diskless).lower()}
+        if topic not in self.diskless and random.Random(f"{self.seed} {topic}").random() < 0.5:
+            config["min.insync.replicas"] = "2"
+        return {"replication_factor": self.count, "config": config}
 
     def out_of_sync(self):
         """The brokers without a copy that counts of some partition that shall have one."""

@@ -6,8 +6,10 @@ import shutil
 import signal
 import struct
 import time
+from collections import Counter
 
-from ledger import read
+import throttle
+from ledger import PARTITIONS, TOPIC, read
 from machines import until
 from network import run
 
@@ -19,6 +21,14 @@ AFTER_A_CUT, CUT_PARTITIONS, CUT_RECORDS, LONGER_THAN_A_SESSION = "after-a-cut",
 # What a disk forgets that lies, at the end of what it has synced.
 FORGOTTEN_BYTES = (4096, 1 << 20)
 SECTOR, BLOCK_MAGIC = 4096, b"MSbk"
+# Writes of a slow disk in a second; a synced one takes two or three.
+SLOW_WRITES, SLOW_SYNCS_MIN = 4, 3
+# The longest time, in seconds, for which a partition may not answer: a slow, full or missing disk has left the sets by then, and no
+# request has waited for its end (ten seconds). Half a second and one are usual.
+GAP_MAX = 5
+# The alert rule MainstemReplicasComeAndGo rings after more.
+SHRINKS_ALARM = 5
+UNDER_REPLICATED = "kafka_server_replicamanager_underreplicatedpartitions"
 
 
 def a_link_flaps(cluster, ledger, rng):
@@ -27,17 +37,39 @@ def a_link_flaps(cluster, ledger, rng):
     peers = [other.machine.address for other in cluster.brokers.values() if other is not broker]
 
     def flap():
-        for _ in range(FLAPS):
-            broker.machine.cut_off(*peers)
-            try:
-                time.sleep(rng.uniform(*CUT_SECONDS))
-            finally:
-                broker.machine.mend()
-            time.sleep(rng.uniform(*MENDED_SECONDS))
-    gap = ledger.gap_of(flap)
+        broker.machine.cut_off(*peers)
+        try:
+            time.sleep(rng.uniform(*CUT_SECONDS))
+        finally:
+            broker.machine.mend()
+        time.sleep(rng.uniform(*MENDED_SECONDS))
+    return comes_and_goes(cluster, ledger, broker, flap, FLAPS)
+
+
+def comes_and_goes(cluster, ledger, broker, event, times):
+    """So often, and until the alarm for that would ring: it holds up producers in bounds."""
     cluster.at_home()
     cluster.in_sync()
-    return f"broker {broker.node}; {gap}"
+    before = shrinks(cluster)
+
+    def shrunk():
+        return max((shrinks(cluster) - before).values(), default=0)
+
+    def events():
+        for _ in range(times):
+            event()
+        while shrunk() <= SHRINKS_ALARM:
+            event()
+    gap = max(ledger.gaps_of(events).values())
+    cluster.at_home()
+    cluster.in_sync()
+    assert gap <= GAP_MAX, f"a partition did not answer for {gap:.2f} s"
+    return f"broker {broker.node}; the longest gap is {gap:.2f} s; a broker's copy sets shrank {shrunk():.0f} times"
+
+
+def shrinks(cluster):
+    """How often a disk left a copy set, by the broker that leads."""
+    return Counter({node: broker.metrics()["kafka_server_replicamanager_isrshrinks_total"] for node, broker in cluster.brokers.items()})
 
 
 def a_broker_stutters(cluster, ledger, rng):
@@ -45,17 +77,57 @@ def a_broker_stutters(cluster, ledger, rng):
     broker = cluster.brokers[rng.choice(list(cluster.brokers))]
 
     def stutter():
-        for _ in range(STUTTERS):
-            broker.process.send_signal(signal.SIGSTOP)
-            try:
-                time.sleep(rng.uniform(*STOPPED_SECONDS))
-            finally:
-                broker.process.send_signal(signal.SIGCONT)
-            time.sleep(rng.uniform(*GOING_SECONDS))
-    gap = ledger.gap_of(stutter)
+        broker.process.send_signal(signal.SIGSTOP)
+        try:
+            time.sleep(rng.uniform(*STOPPED_SECONDS))
+        finally:
+            broker.process.send_signal(signal.SIGCONT)
+        time.sleep(rng.uniform(*GOING_SECONDS))
+    return comes_and_goes(cluster, ledger, broker, stutter, STUTTERS)
+
+
+def a_disk_is_slow(cluster, ledger, rng):
+    """So slow that it has to leave the copy sets. Producers hardly notice, also where its broker leads, whose own log is not synced.
+    Its syncs raise the alarm, also where it has nothing but copies."""
     cluster.at_home()
     cluster.in_sync()
-    return f"broker {broker.node}; {gap}"
+    broker = cluster.brokers[rng.choice(list(cluster.brokers))]
+    own = led_by(cluster, broker.node)
+    assert 0 < len(own) < PARTITIONS, own
+
+    def alarms(of):
+        before = broker.syncs()
+
+        def rings():
+            since = broker.syncs() - before
+            return since["all"] >= SLOW_SYNCS_MIN and since["slow"] > since["all"] / 100
+        until(rings, f"slow syncs of a broker that {of}", broker.syncs)
+
+    def leaves():
+        until(lambda: cluster.out_of_sync() == {broker.node}, "the slow disk to leave the copy sets", cluster.out_of_sync)
+        alarms("leads")
+
+    with throttle.slow(broker.process.pid, broker.directory, SLOW_WRITES):
+        gaps = ledger.gaps_of(leaves)
+        worst = max(gaps.values())
+        assert worst <= GAP_MAX, f"a partition did not answer for {worst:.2f} s"
+        leading = max(gaps[partition] for partition in own)
+        beside = max(gap for partition, gap in gaps.items() if partition not in own)
+        drained = max(ledger.gaps_of(lambda: cluster.tell("drain", broker.node)).values())
+        after = max(ledger.gaps_of(lambda: alarms("only copies")).values())
+        assert after <= GAP_MAX, f"the slow broker leads nothing, and a partition did not answer for {after:.2f} s"
+    cluster.tell("drain", broker.node, "--undo")
+    cluster.at_home()
+    cluster.in_sync()
+    return (f"broker {broker.node}; the longest gaps: {leading:.2f} s where it leads, {beside:.2f} s beside, "
+            f"{drained:.2f} s while it was drained, {after:.2f} s afterwards")
+
+
+def led_by(cluster, node):
+    """The partitions that a broker leads."""
+    from confluent_kafka.admin import AdminClient
+    topic = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0}).list_topics(TOPIC, 10).topics[TOPIC]
+    return {partition for partition, of in topic.partitions.items() if of.leader == node}
 
 
 def may_mount():
@@ -79,7 +151,10 @@ def a_disk_for_copies_is_full(cluster, ledger, rng):
             # Segments that are not needed any more make room.
             fill(ballast)
             return cluster.out_of_sync() == {broker.node}
-        gap = ledger.gap_of(lambda: until(is_full, "a full disk to leave the copy sets"))
+        gap = max(ledger.gaps_of(lambda: until(is_full, "a full disk to leave the copy sets")).values())
+        assert gap <= GAP_MAX, f"a partition did not answer for {gap:.2f} s"
+        lacking = [other for other in cluster.brokers.values() if other.metrics()[UNDER_REPLICATED]]
+        assert lacking and broker not in lacking, f"brokers that say that copies are lacking: {lacking}"
         flows = ledger.flows()
         ballast.unlink()
         cluster.in_sync()
@@ -89,7 +164,7 @@ def a_disk_for_copies_is_full(cluster, ledger, rng):
         broker.start()
     cluster.at_home()
     cluster.in_sync()
-    return f"broker {broker.node}; {gap}; {flows}"
+    return f"broker {broker.node}; the longest gap is {gap:.2f} s; {flows}"
 
 
 def a_disk_forgets_its_end(cluster, ledger, rng):
@@ -165,8 +240,9 @@ def a_disk_forgets_a_block(cluster, ledger, rng):
     return f"broker {liar.node}, and broker {other.node}; all partitions answer after {outcome:.1f} s"
 
 
-def two_are_killed(cluster, rng):
-    cluster.in_sync()
+def two_are_killed(cluster, rng, in_sync=True):
+    if in_sync:
+        cluster.in_sync()
     both = rng.sample(list(cluster.brokers.values()), 2)
     for broker in both:
         broker.kill()

@@ -105,6 +105,8 @@ pub struct Metrics {
     pub commit_entries: Histogram,
     /// Seconds from the submission of a group commit until it is synced.
     pub commit_seconds: Histogram,
+    /// The same for the copies of other brokers' logs. An owner has far more commits, which need not wait for its disk.
+    pub copies_commit_seconds: Histogram,
     /// How often a copy set became smaller.
     pub isr_shrinks: Counter,
     /// How often a copy set became larger.
@@ -131,6 +133,7 @@ impl Default for Metrics {
             commit_bytes: Histogram::new(exponential_buckets(4096.0, 2.0, 10)),
             commit_entries: Histogram::new(exponential_buckets(1.0, 2.0, 14)),
             commit_seconds: seconds_histogram(),
+            copies_commit_seconds: seconds_histogram(),
             isr_shrinks: Counter::default(),
             isr_expands: Counter::default(),
             read_from_copies: Counter::default(),
@@ -220,6 +223,11 @@ impl Metrics {
             "kafka_log_logflushstats_logflush_seconds",
             "Seconds from a group commit's submission to its being synced",
             self.commit_seconds.clone(),
+        );
+        registry.register(
+            "mainstem_cluster_copies_logflush_seconds",
+            "Seconds from the submission of a group commit with copies of other brokers' logs to its being synced",
+            self.copies_commit_seconds.clone(),
         );
     }
 }

@@ -14,8 +14,8 @@ use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc};
 use model::{BatchHeader, Offset, StreamId};
 use storage::copies::{Block, Copies, Opening, RefusedError};
 use storage::{
-    AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, Log, Options, ReadRequest,
-    ReadStep, SystemClock,
+    AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, Log, NoListener, Options,
+    ReadRequest, ReadStep, SystemClock,
 };
 
 const APPENDERS: u64 = 4;
@@ -253,7 +253,7 @@ fn blocks_that_are_added_beside_a_fence_are_refused_or_told_of() {
     let directory = tempfile::tempdir().unwrap();
     let disk = Arc::new(open_directory(directory.path(), Engine::Plain).unwrap());
     let options = Options { segment_bytes: 64 << 20, reserve_bytes: 0, ..Options::default() };
-    let copies = Copies::open(disk, options, Arc::new(SystemClock::default())).unwrap();
+    let copies = Copies::open(disk, options, Arc::new(SystemClock::default()), Arc::new(NoListener)).unwrap();
     // Large enough that copying one takes longer than a fence.
     let bytes = Bytes::from(vec![7; 2 << 20]);
     let (mut refused, mut taken) = (0, 0);

@@ -184,6 +184,17 @@ impl Listener for LogListener {
     }
 }
 
+/// Observes how long commits of copies take.
+struct CopiesListener(Arc<Metrics>);
+
+impl Listener for CopiesListener {
+    fn committed(&self, _: &[Committed]) {}
+
+    fn group_commit(&self, _bytes: usize, _entries: u32, nanos: u64) {
+        self.0.copies_commit_seconds.observe(Duration::from_nanos(nanos).as_secs_f64());
+    }
+}
+
 impl Opening {
     /// With these settings, and nobody who is told.
     #[cfg(test)]
@@ -224,7 +235,7 @@ impl Opening {
             cold_threads: 1,
             ..storage::Options::default()
         };
-        Copies::open(disk, options, self.clock.clone())
+        Copies::open(disk, options, self.clock.clone(), Arc::new(CopiesListener(self.metrics.clone())))
     }
 
     /// Opens the log in a directory, or begins one there. `share` is the number of logs that share the configured

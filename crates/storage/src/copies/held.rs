@@ -24,7 +24,7 @@ use crate::options::{Clock, Options};
 use crate::outgoing::Block;
 use crate::reader::{ReadError, ReadRequest};
 use crate::recovery::OpenError;
-use crate::request::{AdmitError, Append, Durability, NoListener};
+use crate::request::{AdmitError, Append, Durability, Listener};
 use crate::segment::{encode_list, read_list, write_file};
 use crate::stream::Stream;
 
@@ -144,10 +144,15 @@ impl State {
 }
 
 impl Copies {
-    /// Opens the copies on `disk`, of logs that have `options`. Blocks during recovery.
-    pub fn open(disk: Arc<dyn Disk>, options: Options, clock: Arc<dyn Clock>) -> Result<Copies, OpenError> {
+    /// Opens the copies on `disk`, of logs that have `options`. `listener` is told of group commits. Blocks during recovery.
+    pub fn open(
+        disk: Arc<dyn Disk>,
+        options: Options,
+        clock: Arc<dyn Clock>,
+        listener: Arc<dyn Listener>,
+    ) -> Result<Copies, OpenError> {
         let options = Options { batch_part: BATCH_PART, ..options };
-        let log = Log::open(disk.clone(), options, clock, Arc::new(NoListener))?;
+        let log = Log::open(disk.clone(), options, clock, listener)?;
         Copies::of(log, disk)
     }
 

@@ -124,6 +124,14 @@ pub const RULES: &[Rule] = &[
         action: "The disk is at its limit, or failing. `mainstem bench-store` measures it.",
     },
     Rule {
+        name: "MainstemSlowCopies",
+        expression: "histogram_quantile(0.99, sum by (instance, le) (rate(mainstem_cluster_copies_logflush_seconds_bucket[5m]))) > 0.2",
+        lasting: "10m",
+        severity: WARNING,
+        summary: "{{ $labels.instance }} takes {{ $value | humanizeDuration }} to sync one of a hundred copies of other brokers' logs",
+        action: "Producers elsewhere wait for its disk, or have one copy less. `mainstem bench-store` measures it.",
+    },
+    Rule {
         name: "MainstemProduceFails",
         expression: "sum by (instance) (rate(kafka_server_brokertopicmetrics_failedproducerequests_total{topic=\"\"}[5m])) > 0.1",
         lasting: "5m",

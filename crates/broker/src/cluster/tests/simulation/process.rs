@@ -267,10 +267,6 @@ impl Process {
         }
     }
 
-    pub fn incarnation(&self) -> Uuid {
-        self.member.process.incarnation
-    }
-
     pub fn is_stopped(&self) -> bool {
         self.stopped_until.load(Ordering::Relaxed) > self.now_ms.load(Ordering::Relaxed)
     }
