@@ -272,11 +272,8 @@ class Cluster:
         until(settled, "every log to be at home")
 
     def options_of(self, topic):
-        """How a topic is created. Half of those with copies want two of them: without, what waits for one goes to the store."""
-        config = {"diskless.enable": str(topic in self.diskless).lower()}
-        if topic not in self.diskless and random.Random(f"{self.seed} {topic}").random() < 0.5:
-            config["min.insync.replicas"] = "2"
-        return {"replication_factor": self.count, "config": config}
+        """How a topic is created."""
+        return {"replication_factor": self.count, "config": {"diskless.enable": str(topic in self.diskless).lower()}}
 
     def out_of_sync(self):
         """The brokers without a copy that counts of some partition that shall have one."""
