@@ -60,12 +60,19 @@ def comes_and_goes(cluster, ledger, broker, event, times):
             event()
             if number + 1 >= times and shrunk() > SHRINKS_ALARM:
                 break
-    gap = max(ledger.gaps_of(events).values())
+    gap = gap_in_bounds(ledger, events)
     cluster.at_home()
     cluster.in_sync()
-    assert shrunk() > SHRINKS_ALARM, f"no broker says that a disk left its copy sets more than {shrunk()} times"
+    most = shrunk()
+    assert most > SHRINKS_ALARM, f"no broker says that a disk left its copy sets more than {most:.0f} times"
+    return f"broker {broker.node}; the longest gap is {gap:.2f} s; a broker's copy sets shrank {most:.0f} times"
+
+
+def gap_in_bounds(ledger, event):
+    """The longest time without an answer, in seconds, that one of the partitions had: not more than GAP_MAX."""
+    gap = max(ledger.gaps_of(event).values())
     assert gap <= GAP_MAX, f"a partition did not answer for {gap:.2f} s"
-    return f"broker {broker.node}; the longest gap is {gap:.2f} s; a broker's copy sets shrank {shrunk():.0f} times"
+    return gap
 
 
 def shrinks(cluster):
@@ -115,8 +122,7 @@ def a_disk_is_slow(cluster, ledger, rng):
         leading = max(gaps[partition] for partition in own)
         beside = max(gap for partition, gap in gaps.items() if partition not in own)
         drained = max(ledger.gaps_of(lambda: cluster.tell("drain", broker.node)).values())
-        after = max(ledger.gaps_of(lambda: alarms("only copies")).values())
-        assert after <= GAP_MAX, f"the slow broker leads nothing, and a partition did not answer for {after:.2f} s"
+        after = gap_in_bounds(ledger, lambda: alarms("only copies"))
     cluster.tell("drain", broker.node, "--undo")
     cluster.at_home()
     cluster.in_sync()
@@ -152,8 +158,7 @@ def a_disk_for_copies_is_full(cluster, ledger, rng):
             # Segments that are not needed any more make room.
             fill(ballast)
             return cluster.out_of_sync() == {broker.node}
-        gap = max(ledger.gaps_of(lambda: until(is_full, "a full disk to leave the copy sets")).values())
-        assert gap <= GAP_MAX, f"a partition did not answer for {gap:.2f} s"
+        gap = gap_in_bounds(ledger, lambda: until(is_full, "a full disk to leave the copy sets"))
         lacking = [other for other in cluster.brokers.values() if other.metrics()[UNDER_REPLICATED]]
         assert lacking and broker not in lacking, f"brokers that say that copies are lacking: {lacking}"
         flows = ledger.flows()
@@ -170,6 +175,7 @@ def a_disk_for_copies_is_full(cluster, ledger, rng):
 
 def a_disk_forgets_its_end(cluster, ledger, rng):
     """Its broker and another one lose their power, and it lacks the last that it had said to be synced. The third broker has that."""
+    cluster.in_sync()
     liar, other = two_are_killed(cluster, rng)
     lost = forget(liar.directory / "data" / "copies", rng.randint(*FORGOTTEN_BYTES))
     liar.start()
@@ -220,6 +226,7 @@ def the_power_is_cut(cluster, rng):
 def a_disk_forgets_a_block(cluster, ledger, rng):
     """In the midst of others: this shows, and the broker does not start with that disk, but with an empty one."""
     from suite.server import ServerFailed
+    cluster.in_sync()
     liar, other = two_are_killed(cluster, rng)
     copies = liar.directory / "data" / "copies"
     # Later blocks say that it was synced.
@@ -241,9 +248,7 @@ def a_disk_forgets_a_block(cluster, ledger, rng):
     return f"broker {liar.node}, and broker {other.node}; all partitions answer after {outcome:.1f} s"
 
 
-def two_are_killed(cluster, rng, in_sync=True):
-    if in_sync:
-        cluster.in_sync()
+def two_are_killed(cluster, rng):
     both = rng.sample(list(cluster.brokers.values()), 2)
     for broker in both:
         broker.kill()

@@ -22,15 +22,15 @@ def device_of(directory):
 @contextlib.contextmanager
 def group(device, writes):
     """A control group whose processes write to a device so often in a second. A process that moves there takes its threads along."""
-    first = (GROUPS / "cgroup.controllers").exists()
-    parent = GROUPS if first else GROUPS / "blkio"
+    unified = (GROUPS / "cgroup.controllers").exists()
+    parent = GROUPS if unified else GROUPS / "blkio"
     made = parent / NAME
-    if first:
+    if unified:
         (parent / "cgroup.subtree_control").write_text("+io")
     made.mkdir()
     try:
-        (made / ("io.max" if first else "blkio.throttle.write_iops_device")).write_text(
-            f"{device} {f'wiops={writes}' if first else writes}")
+        (made / ("io.max" if unified else "blkio.throttle.write_iops_device")).write_text(
+            f"{device} {f'wiops={writes}' if unified else writes}")
         yield made
     finally:
         for process in (made / "cgroup.procs").read_text().split():
