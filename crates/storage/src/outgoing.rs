@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
+use crate::format::sectors;
 use crate::request::{AdmitError, Committed, Listener};
 use crate::stream::Waiter;
 
@@ -20,6 +21,13 @@ pub struct Block {
     pub generation: u64,
     /// Its header and its entries.
     pub bytes: Bytes,
+}
+
+impl Block {
+    /// Bytes of memory that it keeps: it is part of a buffer in which blocks begin at sectors.
+    pub fn memory_bytes(&self) -> usize {
+        sectors(self.bytes.len())
+    }
 }
 
 /// Takes the blocks of a log in their order.

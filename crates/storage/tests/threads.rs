@@ -13,6 +13,7 @@ use disk::{Engine, open_directory};
 use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc};
 use model::{BatchHeader, Offset, StreamId};
 use storage::copies::{Block, Copies, Opening, RefusedError};
+use storage::format::{BLOCK_HEADER_BYTES, BlockHeader, BlockKind, Lsn, seeded_crc};
 use storage::{
     AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, Log, NoListener, Options,
     ReadRequest, ReadStep, SystemClock,
@@ -255,7 +256,20 @@ fn blocks_that_are_added_beside_a_fence_are_refused_or_told_of() {
     let options = Options { segment_bytes: 64 << 20, reserve_bytes: 0, ..Options::default() };
     let copies = Copies::open(disk, options, Arc::new(SystemClock::default()), Arc::new(NoListener)).unwrap();
     // Large enough that copying one takes longer than a fence.
-    let bytes = Bytes::from(vec![7; 2 << 20]);
+    let payload = vec![7; 2 << 20];
+    let header = BlockHeader {
+        kind: BlockKind::Entries,
+        epoch: 1,
+        lsn: Lsn(0),
+        synced: Lsn(0),
+        length: 2 << 20,
+        entries: 0,
+        payload_crc: seeded_crc(1, &payload),
+    };
+    let mut bytes = vec![0; BLOCK_HEADER_BYTES];
+    header.encode(1, &mut bytes);
+    bytes.extend(payload);
+    let bytes = Bytes::from(bytes);
     let (mut refused, mut taken) = (0, 0);
     for round in 0..ROUNDS {
         let of = Opening { log_id: u128::from(round), epoch: 1 };

@@ -29,19 +29,19 @@ fn failed(error: &DiskError) -> Failed {
     let code = match error {
         DiskError::Fenced => ErrorCode::FencedLeaderEpoch,
         DiskError::Gap => ErrorCode::OffsetOutOfRange,
-        DiskError::Away(_) => ErrorCode::KafkaStorageError,
+        DiskError::Away(_) | DiskError::Failed(_) => ErrorCode::KafkaStorageError,
     };
     (code, Some(Text::from(error.to_string())))
 }
 
-fn away(error: impl std::fmt::Display) -> Failed {
-    failed(&DiskError::Away(error.to_string()))
+fn cannot(error: impl std::fmt::Display) -> Failed {
+    failed(&DiskError::Failed(error.to_string()))
 }
 
 /// The copies on this broker's disk, if that is the one which is meant.
 fn copies_on(broker: &Broker, disk: Uuid) -> Result<Arc<Copies>, Failed> {
     let copies = broker.copies.as_ref().filter(|copies| copies.disk_id() == disk.as_u128());
-    copies.cloned().ok_or_else(|| away(format_args!("this broker has no disk {disk}")))
+    copies.cloned().ok_or_else(|| cannot(format_args!("this broker has no disk {disk}")))
 }
 
 fn opening(log: Uuid, epoch: i32) -> Opening {
@@ -49,7 +49,7 @@ fn opening(log: Uuid, epoch: i32) -> Opening {
 }
 
 fn number(number: i64) -> Result<u64, Failed> {
-    u64::try_from(number).map_err(|_| away(format_args!("{number} is not the number of a block")))
+    u64::try_from(number).map_err(|_| cannot(format_args!("{number} is not the number of a block")))
 }
 
 /// Answers CopyBlocks: the blocks are synced then.
@@ -98,9 +98,9 @@ async fn add_blocks(broker: &Arc<Broker>, request: m::CopyBlocksRequest) -> Resu
             Err(error) => return Err(failed(&refused(&error))),
         }
     };
-    landed.await.unwrap_or(Err(AppendError::Closed)).map_err(away)?;
+    landed.await.unwrap_or(Err(AppendError::Closed)).map_err(cannot)?;
     let next = first + blocks.len() as u64;
-    i64::try_from(next).map_err(away)
+    i64::try_from(next).map_err(cannot)
 }
 
 /// Answers FenceCopies: the fence is durable then, and all copies that are listed are synced.

@@ -21,9 +21,12 @@ pub const READ_BYTES: usize = 4 * 1024 * 1024;
 /// Why a disk does not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// It does not answer, or takes nothing at the moment.
+    /// It does not answer.
     #[error("{0}")]
     Away(String),
+    /// It has answered that it cannot, or takes nothing at the moment.
+    #[error("{0}")]
+    Failed(String),
     /// The log has a later owner.
     #[error("the log has a later owner")]
     Fenced,
@@ -92,7 +95,7 @@ impl PeerDisks {
             Some(ErrorCode::OffsetOutOfRange) => Err(DiskError::Gap),
             _ => {
                 let message = message.map_or_else(String::new, |message| message.to_string());
-                Err(DiskError::Away(format!("broker {broker}: {code} {message}")))
+                Err(DiskError::Failed(format!("broker {broker}: {code} {message}")))
             }
         }
     }
@@ -180,7 +183,7 @@ impl CopyDisks for PeerDisks {
 pub fn unread(error: &CopyError) -> DiskError {
     match error {
         CopyError::Unknown(_) => DiskError::Gap,
-        error => DiskError::Away(error.to_string()),
+        error => DiskError::Failed(error.to_string()),
     }
 }
 
@@ -191,9 +194,8 @@ pub fn fence_here(
     epoch: u32,
     pause: &dyn Fn(),
 ) -> Result<Vec<Extent>, DiskError> {
-    let away = |error: String| DiskError::Away(error);
-    copies.fence(log_id, epoch).map_err(|error| away(error.to_string()))?;
-    while !copies.is_settled(log_id).map_err(|error| away(error.to_string()))? {
+    copies.fence(log_id, epoch).map_err(|error| DiskError::Failed(error.to_string()))?;
+    while !copies.is_settled(log_id).map_err(|error| DiskError::Failed(error.to_string()))? {
         pause();
     }
     Ok(copies.extents(log_id))
@@ -221,6 +223,6 @@ pub fn refused(error: &RefusedError) -> DiskError {
     match error {
         RefusedError::Fenced(_) => DiskError::Fenced,
         RefusedError::Gap(_) => DiskError::Gap,
-        RefusedError::Admit(error) => DiskError::Away(error.to_string()),
+        RefusedError::Damaged(_) | RefusedError::Admit(_) => DiskError::Failed(error.to_string()),
     }
 }

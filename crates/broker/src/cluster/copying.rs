@@ -20,10 +20,13 @@ use super::copies::{CopyDisks, DiskError, Sent};
 use super::copy_set::{CopySet, Member};
 use super::threads::{Signal, Threads};
 
-/// Bytes of blocks that are kept for slow disks.
+/// Bytes of memory of blocks that are kept for slow disks.
 const KEPT_BYTES: usize = 64 * 1024 * 1024;
 /// Bytes of blocks in one request.
 const SENT_BYTES: usize = 4 * 1024 * 1024;
+/// Blocks in one request. Each needs some kilobytes of room beside its bytes, all at once, of which a log of copies that was just
+/// created has not much.
+const SENT_BLOCKS: usize = 1000;
 /// Blocks gather for this part of the time that a disk may lack them, at most: 1 / GATHER_PART.
 const GATHER_PART: u32 = 3;
 /// After a request that failed, the next one begins so long after.
@@ -95,6 +98,7 @@ struct State {
     /// The newest blocks, each with the time at which it came.
     kept: VecDeque<(Block, Duration)>,
     bytes: usize,
+    memory_bytes: usize,
     /// The number of the next block.
     next: u64,
     /// The disks that get blocks.
@@ -132,9 +136,10 @@ impl State {
     fn trim(&mut self) {
         let all_have = self.disks.values().filter_map(|it| it.lacks).min().unwrap_or(self.next);
         while let Some((block, _)) = self.kept.front()
-            && (block.number < all_have || self.bytes > KEPT_BYTES)
+            && (block.number < all_have || self.memory_bytes > KEPT_BYTES)
         {
             self.bytes -= block.bytes.len();
+            self.memory_bytes -= block.memory_bytes();
             self.kept.pop_front();
         }
     }
@@ -158,7 +163,7 @@ impl State {
     fn take(&self, from: u64) -> Vec<Block> {
         let at = usize::try_from(from - self.first()).unwrap_or(usize::MAX);
         let (mut bytes, mut taken) = (0, Vec::new());
-        for (block, _) in self.kept.range(at.min(self.kept.len())..) {
+        for (block, _) in self.kept.range(at.min(self.kept.len())..).take(SENT_BLOCKS) {
             bytes += block.bytes.len();
             if bytes > SENT_BYTES && !taken.is_empty() {
                 break;
@@ -200,6 +205,7 @@ impl BlockSink for Shared {
             let mut state = self.state.lock();
             state.next = block.number + 1;
             state.bytes += block.bytes.len();
+            state.memory_bytes += block.memory_bytes();
             state.kept.push_back((block, now));
             state.trim();
             state.bytes >= self.pace.bytes_min()
@@ -281,7 +287,7 @@ impl Copier {
 
     /// Whether many blocks are kept for disks that lack them: more would begin a copy anew.
     pub fn is_crowded(&self) -> bool {
-        self.0.state.lock().bytes > KEPT_BYTES / 2
+        self.0.state.lock().memory_bytes > KEPT_BYTES / 2
     }
 
     /// Opens without a set, where the object store has everything that was answered and the record of the log says so.
@@ -491,7 +497,7 @@ impl Copier {
                 shared.changes.notify();
                 return false;
             }
-            Err(DiskError::Away(error)) => error,
+            Err(DiskError::Away(error) | DiskError::Failed(error)) => error,
         };
         if sender.failed.as_ref() != Some(&later) {
             tracing::warn!(%disk, error = later, "a disk takes no copies now; another attempt follows");
@@ -585,5 +591,47 @@ impl State {
             None => self.set.reached(disk),
         }
         self.asking_since.is_some() || !self.set.counts(disk)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The oldest blocks that a disk lacks, each of which has so many bytes.
+    fn kept(blocks: u64, bytes: usize) -> State {
+        let content = vec![0; bytes];
+        let mut state = State::default();
+        let lacks = Receiver { sender: 1, lacks: Some(0) };
+        state.disks.insert(Uuid::nil(), lacks);
+        for number in 0..blocks {
+            let block = Block { number, generation: 1, bytes: content.clone().into() };
+            state.next = number + 1;
+            state.bytes += block.bytes.len();
+            state.memory_bytes += block.memory_bytes();
+            state.kept.push_back((block, Duration::ZERO));
+            state.trim();
+        }
+        state
+    }
+
+    /// Each has a sector of a buffer, however small it is.
+    #[test]
+    fn small_blocks_that_a_disk_lacks_are_charged_with_their_memory() {
+        let sector = Block { number: 0, generation: 1, bytes: vec![1].into() }.memory_bytes();
+        let state = kept(50_000, 200);
+        assert_eq!(state.kept.len(), KEPT_BYTES / sector);
+        assert_eq!((state.memory_bytes, state.bytes), (KEPT_BYTES, 200 * KEPT_BYTES / sector));
+    }
+
+    #[test]
+    fn a_request_has_no_more_blocks_than_find_room() {
+        let numbers = |state: &State| {
+            let taken = state.take(0);
+            (taken.first().unwrap().number, taken.len())
+        };
+        assert_eq!(numbers(&kept(3000, 200)), (0, SENT_BLOCKS));
+        assert_eq!(numbers(&kept(30, 1 << 20)), (0, SENT_BYTES >> 20));
+        assert_eq!(numbers(&kept(2, SENT_BYTES + 1)), (0, 1), "one at least");
     }
 }

@@ -542,7 +542,15 @@ async fn what_all_copies_had_is_lost_with_them_and_given_up_only_on_demand() {
         assert!(Instant::now() < until, "{:?}", admin.state());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    for _ in 0..10 {
+    let settled = |state: &broker::ClusterState| {
+        state.logs.values().all(|log| log.owner == log.home && log.next.is_none())
+    };
+    while !settled(&admin.state().unwrap()) {
+        assert!(Instant::now() < until, "{:?}", admin.state());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let waits = admin.state().unwrap().logs;
+    for _ in 0..20 {
         for (partition, (node, _)) in (0..).zip(cluster.leaders().await) {
             let mut client = connect(&cluster.brokers[&node]);
             assert_eq!(read(&mut client, partition).await, None, "it has nothing, and says so");
@@ -550,6 +558,8 @@ async fn what_all_copies_had_is_lost_with_them_and_given_up_only_on_demand() {
         tokio::time::sleep(SESSION / 5).await;
     }
     assert!(is_waiting(&admin));
+    // Each further attempt to take a log over would leave something in the object store.
+    assert_eq!(admin.state().unwrap().logs, waits);
     logs.iter().for_each(|log| admin.accept_loss(log).unwrap());
     cluster.acknowledged.iter_mut().for_each(Vec::clear);
     cluster.until_all_lead().await;

@@ -17,6 +17,7 @@ use model::{BatchHeader, Offset, StreamId};
 use parking_lot::Mutex;
 
 use super::places::{Begins, Place, batch_at};
+use super::replay::whole;
 use crate::completion::{AppendError, Completion};
 use crate::format::Fields;
 use crate::log::Log;
@@ -33,6 +34,9 @@ const FENCES: &str = "fences";
 const FENCE_BYTES: usize = 20;
 /// In front of a block, in the body of its batch: log id 16 B, epoch u32, number u64, generation u64.
 const PREFIX_BYTES: usize = 36;
+
+/// Streams that one opening of the copies makes: 2^EPOCH_SHIFT at most.
+const EPOCH_SHIFT: u32 = 32;
 
 /// The largest block is somewhat longer than the largest batch of a log, which takes an eighth of a segment.
 pub(crate) const BATCH_PART: u64 = 4;
@@ -55,6 +59,9 @@ pub enum RefusedError {
     /// Blocks before them are missing.
     #[error("the next block is number {0}")]
     Gap(u64),
+    /// A block is not as its owner wrote it.
+    #[error("block {0} is damaged")]
+    Damaged(u64),
     /// The log of the copies takes nothing at the moment.
     #[error(transparent)]
     Admit(#[from] AdmitError),
@@ -170,6 +177,9 @@ impl Copies {
     pub(crate) fn of(log: Log, disk: Arc<dyn Disk>) -> Result<Copies, OpenError> {
         let io = |source| OpenError::Io { doing: "reading the copies of other logs".into(), source };
         let mut state = State { fences: read_fences(&*disk).map_err(io)?, ..State::default() };
+        // Segments that wait for their reuse have rows of copies that are deleted: another copy must not have the id of one of those,
+        // which may have been the highest.
+        state.next_stream = log.epoch << EPOCH_SHIFT;
         for stream in log.streams() {
             state.next_stream = state.next_stream.max(stream.id().0 + 1);
             let first = read_batches(&log, &stream, Offset::ZERO, 1).map_err(|error| match error {
@@ -194,8 +204,8 @@ impl Copies {
     }
 
     /// Adds blocks to the copy of an opening. If it `begins` with them, it may be a new one, in place of one that ends before
-    /// them. Blocks that are there are left out: a request may arrive twice. `done` is called once all of them are synced. It
-    /// must not add blocks.
+    /// them. Blocks that are there are left out: a request may arrive twice. A block that was damaged on its way is refused, as
+    /// followers in Kafka refuse batches. `done` is called once all of them are synced. It must not add blocks.
     pub fn add(
         &self,
         of: Opening,
@@ -207,6 +217,9 @@ impl Copies {
             done.complete(Ok(()));
             return Ok(());
         };
+        if let Some(block) = blocks.iter().find(|block| whole(block).is_none()) {
+            return Err(RefusedError::Damaged(block.number));
+        }
         let _adding = self.adding.lock();
         let next = {
             let state = self.state.lock();

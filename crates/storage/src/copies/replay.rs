@@ -35,20 +35,23 @@ pub(super) fn lsn_of(block: &Block) -> Option<u64> {
     Some(u64::from_le_bytes(block.bytes.get(LSN_AT)?.try_into().ok()?))
 }
 
+/// The header and the payload of a block that is as its owner wrote it. `None` for another one.
+pub(super) fn whole(block: &Block) -> Option<(BlockHeader, &[u8])> {
+    let Block { generation, bytes, .. } = block;
+    let header = BlockHeader::decode(bytes, *generation, Lsn(lsn_of(block)?))?;
+    let payload = bytes.get(BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + index(header.length))?;
+    let is_whole = seeded_crc(*generation, payload) == header.payload_crc;
+    (is_whole && header.kind == BlockKind::Entries).then_some((header, payload))
+}
+
 /// The entries of a block with their bodies, in order. `None` if it is damaged.
 fn entries(block: &Block) -> Option<Vec<(EntryHeader, Bytes)>> {
     let Block { generation, bytes, .. } = block;
-    let header = BlockHeader::decode(bytes, *generation, Lsn(lsn_of(block)?))?;
-    let payload = BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + index(header.length);
-    let payload_bytes = bytes.get(payload.clone())?;
-    let whole = seeded_crc(*generation, payload_bytes) == header.payload_crc;
-    if !whole || header.kind != BlockKind::Entries {
-        return None;
-    }
+    let (header, payload) = whole(block)?;
     let (mut entries, mut at) = (Vec::new(), 0);
     for _ in 0..header.entries {
-        let found = entry_at(payload_bytes, at, 0, *generation)?;
-        let from = payload.start + at + ENTRY_HEADER_BYTES;
+        let found = entry_at(payload, at, 0, *generation)?;
+        let from = BLOCK_HEADER_BYTES + at + ENTRY_HEADER_BYTES;
         let body = bytes.slice(from..from + found.body.len());
         at += ENTRY_HEADER_BYTES + body.len();
         entries.push((found.entry, body));

@@ -88,6 +88,8 @@ pub struct Log {
     pub(crate) shared: Arc<Shared>,
     pub(crate) reader: Reader,
     report: RecoveryReport,
+    /// Grows by one with every opening of the log.
+    pub(crate) epoch: u64,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -184,7 +186,8 @@ pub(crate) fn assemble(
         source: std::io::Error::other(error.to_string()),
     })?;
     let reader = Reader::new(shared.clone());
-    let log = Log { shared, reader, report: recovered.report, threads: Mutex::default() };
+    let epoch = recovered.next_epoch;
+    let log = Log { shared, reader, report: recovered.report, epoch, threads: Mutex::default() };
     let cleaner = Cleaner::new(log.shared.clone(), false);
     let uploader = Uploader::new(log.shared.clone(), recovered.next_stored);
     Ok(Parts { log, writer, preparer, cleaner, uploader })
@@ -558,6 +561,7 @@ impl Log {
             shared: self.shared.clone(),
             reader: Reader::new(self.shared.clone()),
             report: self.report.clone(),
+            epoch: self.epoch,
             threads: Mutex::default(),
         }
     }

@@ -17,7 +17,7 @@ use super::support::{Former, Left, Outcome, Sent, StreamModel, World, open, smal
 use super::takeover::{former_go_on, one_thing};
 use crate::copies::{Block, Copies, Opening, RefusedError};
 use crate::epochs::Owned;
-use crate::format::BLOCK_HEADER_BYTES;
+use crate::format::{BLOCK_HEADER_BYTES, BlockHeader, BlockKind, Lsn, seeded_crc};
 use crate::log::Parts;
 use crate::options::Mutation;
 use crate::preparer::Preparer;
@@ -99,7 +99,26 @@ impl Peer {
 
 /// A block that no copy takes.
 fn gap() -> Block {
-    Block { number: u64::MAX >> 1, generation: 0, bytes: vec![0; BLOCK_HEADER_BYTES].into() }
+    block(u64::MAX >> 1)
+}
+
+/// A block that looks like those of a log.
+fn block(number: u64) -> Block {
+    let generation = number + 1;
+    let payload = [u8::try_from(number % 251).unwrap(); 8192];
+    let header = BlockHeader {
+        kind: BlockKind::Entries,
+        epoch: 1,
+        lsn: Lsn(number),
+        synced: Lsn(0),
+        length: u32::try_from(payload.len()).unwrap(),
+        entries: 0,
+        payload_crc: seeded_crc(generation, &payload),
+    };
+    let mut bytes = vec![0; BLOCK_HEADER_BYTES];
+    header.encode(generation, &mut bytes);
+    bytes.extend(payload);
+    Block { number, generation, bytes: bytes.into() }
 }
 
 /// How often what does not always happen did happen.
@@ -587,10 +606,8 @@ fn mistakes_with_copies_are_noticed() {
     }
 }
 
-/// A batch of blocks that look like those of a log.
 fn blocks(numbers: std::ops::Range<u64>) -> Vec<Block> {
-    let bytes = |number: u64| vec![u8::try_from(number % 251).unwrap(); 8192].into();
-    numbers.map(|number| Block { number, generation: number + 1, bytes: bytes(number) }).collect()
+    numbers.map(block).collect()
 }
 
 #[test]
@@ -645,6 +662,77 @@ fn copies_have_no_gaps_and_keep_their_fences() {
     // A fence never goes back.
     peer.copies.fence(of.log_id, 2).unwrap();
     assert!(matches!(add(&mut peer, of, 12..13), Err(RefusedError::Fenced(6))));
+}
+
+/// As followers in Kafka refuse batches whose checksum is wrong.
+#[test]
+fn blocks_that_were_damaged_on_their_way_are_refused() {
+    let world = World::new(1);
+    let mut peer = Peer::on(SimDisk::new(3), &world);
+    let of = Opening { log_id: 9, epoch: 4 };
+    let mut add = |blocks: &[Block]| {
+        let added = peer.copies.add(of, blocks, true, Arc::new(Outcome::default()));
+        peer.settle(of.log_id);
+        added
+    };
+    let changed = |block: &Block, change: fn(&mut Vec<u8>)| {
+        let mut bytes = block.bytes.to_vec();
+        change(&mut bytes);
+        Block { bytes: bytes.into(), ..block.clone() }
+    };
+    let changes: [fn(&mut Vec<u8>); 5] = [
+        |bytes| bytes[20] ^= 1,
+        |bytes| *bytes.last_mut().unwrap() ^= 4,
+        |bytes| bytes.truncate(bytes.len() - 1),
+        |bytes| bytes.truncate(7),
+        Vec::clear,
+    ];
+    for change in changes {
+        let sent = [block(0), changed(&block(1), change)];
+        assert!(matches!(add(&sent), Err(RefusedError::Damaged(1))));
+    }
+    let other_segment = Block { generation: 9, ..block(0) };
+    assert!(matches!(add(&[other_segment]), Err(RefusedError::Damaged(0))));
+    add(&blocks(0..2)).unwrap();
+    assert_eq!(peer.copies.extent(of).unwrap().next, 2);
+}
+
+/// Segments of a disk that was started anew have rows of copies that are deleted. These are not rows of the next copies.
+#[test]
+fn a_copy_has_nothing_of_a_deleted_one_after_restarts() {
+    let world = World::new(1);
+    // A segment has some eighty blocks.
+    for (first, second) in
+        (70..300).step_by(46).flat_map(|first| [50, 100, 190].map(|second| (first, second)))
+    {
+        let mut peer = Peer::on(SimDisk::new(3), &world);
+        let add = |peer: &mut Peer, of: Opening, numbers: std::ops::Range<u64>| {
+            for block in blocks(numbers) {
+                let block = std::slice::from_ref(&block);
+                while peer.copies.add(of, block, true, Arc::new(Outcome::default())).is_err() {
+                    peer.turn();
+                }
+                peer.settle(of.log_id);
+            }
+        };
+        let other = Opening { log_id: 8, epoch: 1 };
+        add(&mut peer, other, 0..1);
+        let of = Opening { log_id: 9, epoch: 1 };
+        add(&mut peer, of, 0..first);
+        peer.copies.drop_before(of.log_id, 2);
+        // What is written next makes that durable.
+        add(&mut peer, other, 1..2);
+        let mut peer = Peer::on(peer.disk.restart(), &world);
+        let next = Opening { epoch: 2, ..of };
+        add(&mut peer, next, 0..second);
+        let peer = Peer::on(peer.disk.restart(), &world);
+        let extents = peer.copies.extents(of.log_id);
+        assert_eq!(
+            extents.iter().map(|it| (it.of, it.first, it.next)).collect::<Vec<_>>(),
+            [(next, 0, second)]
+        );
+        assert_eq!(peer.copies.read(next, 0, usize::MAX).unwrap(), blocks(0..second), "{first} and {second}");
+    }
 }
 
 #[test]

@@ -31,7 +31,7 @@ const OTHERS_WITHIN: Duration = Duration::from_secs(1);
 const ABSENT_WITHIN: Duration = Duration::from_secs(10);
 /// They are asked so often then.
 const ASKED_EVERY: Duration = Duration::from_millis(500);
-/// A copy that could not be read in so many attempts comes after a shorter one.
+/// A copy that could not be read in so many attempts comes after others.
 const READ_ATTEMPTS: u32 = 5;
 /// A log waits so long for room, and for the disks that get its blocks.
 const ROOM_WITHIN: Duration = Duration::from_secs(10);
@@ -93,19 +93,38 @@ impl Cluster for InCluster {
     }
 }
 
-/// The order in which copies are read that could not be read in so many attempts: the longest first, since a shorter one may be on a
-/// disk that has lost a sync. Of those with as many blocks the one that can be read, and a shorter one if the longest cannot be read
-/// again and again. Never none at all in place of one.
-fn by_preference(extent: Option<Extent>, failures: u32) -> (bool, u32, Reverse<u64>, u32) {
-    let next = extent.map_or(0, |extent| extent.next);
-    (extent.is_none(), failures / READ_ATTEMPTS, Reverse(next), failures)
+/// How often a copy could not be read.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Unread {
+    /// Its broker has said that it cannot be read, or blocks were not as they were written.
+    failed: u32,
+    /// Its broker has not answered, which says nothing about the copy.
+    away: u32,
+}
+
+/// Copies of an opening, each with its disk.
+type Found = Vec<(Uuid, Option<Extent>)>;
+
+/// Puts copies in the order in which they are read: the longest first, since a shorter one may be on a disk that has lost a sync. Of
+/// those with as many blocks the one that could be read more often. A shorter one only where the longest is damaged, as it seems,
+/// or where its broker does not answer again and again and a copy that is there has lost nothing. Never none at all in place of one.
+fn order(copies: &mut Found, unread: impl Fn(Uuid) -> Unread) {
+    let is_there = |disk| unread(disk).away < READ_ATTEMPTS;
+    let may_do_without =
+        copies.iter().any(|(disk, copy)| is_there(*disk) && copy.is_some_and(|copy| copy.proven));
+    copies.sort_by_key(|(disk, copy)| {
+        let Unread { failed, away } = unread(*disk);
+        let next = copy.map_or(0, |copy| copy.next);
+        let is_away = may_do_without && !is_there(*disk);
+        (copy.is_none(), failed / READ_ATTEMPTS, is_away, Reverse(next), failed + away)
+    });
 }
 
 /// What the disks of a copy set have said.
 type Answers = Arc<Mutex<BTreeMap<Uuid, Result<Vec<Extent>, DiskError>>>>;
 
 /// Those that were fenced, with what they have of an opening, and why others were not.
-type Fenced = (Vec<(Uuid, Option<Extent>)>, BTreeMap<Uuid, String>);
+type Fenced = (Found, BTreeMap<Uuid, String>);
 
 fn split(answers: &BTreeMap<Uuid, Result<Vec<Extent>, DiskError>>, of: Opening) -> Fenced {
     let (mut fenced, mut failed) = (Vec::new(), BTreeMap::new());
@@ -154,6 +173,7 @@ impl Shared {
     /// Appends what the copies of a log have and the log lacks. All its streams have their levels, and its blocks are sent on.
     pub(super) fn add_copies(
         &self,
+        name: &str,
         log: &Log,
         (set, set_epoch): &(BTreeSet<Uuid>, u32),
         epoch: u32,
@@ -163,38 +183,40 @@ impl Shared {
             return Ok(());
         }
         let of = Opening { log_id: log.id(), epoch: *set_epoch };
-        let mut left = self.fence(set, of, epoch, unwanted)?;
+        let mut copies = self.fence(name, (set, of), epoch, unwanted)?;
         {
-            let unreadable = self.unreadable.lock();
-            let failures = |disk: Uuid| unreadable.get(&(of.log_id, disk)).copied().unwrap_or(0);
-            left.sort_by_key(|(disk, extent)| by_preference(*extent, failures(*disk)));
+            let mut unread = self.unread.lock();
+            // What was wrong with the copies of an earlier owner says nothing about these.
+            unread.retain(|(opening, _), _| opening.log_id != of.log_id || *opening == of);
+            order(&mut copies, |disk| unread.get(&(of, disk)).copied().unwrap_or_default());
         }
-        let Some((disk, Some(extent))) = left.first().copied() else { return Ok(()) };
+        let Some((disk, Some(extent))) = copies.first().copied() else { return Ok(()) };
         let appended = self.replay(log, disk, extent, unwanted);
+        let note = |note: fn(&mut Unread)| note(self.unread.lock().entry((of, disk)).or_default());
         match &appended {
             // A part may be appended, so another disk has to wait for the next attempt. What is wrong with this broker's disk says nothing
             // about the copy: a shorter one may lack records.
-            Err(BringError::Copies(_)) => {
-                *self.unreadable.lock().entry((of.log_id, disk)).or_default() += 1;
-            }
+            Err(BringError::Copies(_)) => note(|unread| unread.failed += 1),
+            Err(BringError::Away(_)) => note(|unread| unread.away += 1),
             Err(_) => {}
-            Ok(_) => self.unreadable.lock().retain(|(log_id, _), _| *log_id != of.log_id),
+            Ok(_) => self.unread.lock().retain(|(opening, _), _| *opening != of),
         }
-        let (name, batches) = (Uuid::from_u128(of.log_id), appended?);
-        tracing::info!(log = %name, %disk, batches, "appended what only copies had");
+        let batches = appended?;
+        tracing::info!(log = name, %disk, batches, "appended what only copies had");
         Ok(())
     }
 
     /// Fences the disks of a set. Returns those that have answered, with what they have of `of`. One is enough, unless its broker has
     /// started anew since it got its last block: a disk may have lost what it had said to be synced, and then the others are
-    /// waited for, also if they are not there yet.
+    /// waited for, also if they are not there yet. While none answers, all are asked again: a further attempt to take the log over
+    /// would leave one more seal in the object store, and restore all of it anew.
     fn fence(
         &self,
-        set: &BTreeSet<Uuid>,
-        of: Opening,
+        name: &str,
+        (set, of): (&BTreeSet<Uuid>, Opening),
         epoch: u32,
         unwanted: &AtomicBool,
-    ) -> Result<Vec<(Uuid, Option<Extent>)>, BringError> {
+    ) -> Result<Found, BringError> {
         let Parts { threads, disks, .. } = &self.parts;
         let answers = Answers::default();
         let ask = |disk: Uuid| {
@@ -207,7 +229,7 @@ impl Shared {
         };
         set.iter().try_for_each(|disk| ask(*disk))?;
         let mut asked_at = threads.now();
-        let mut first = None;
+        let (mut first, mut told) = (None, None);
         loop {
             if unwanted.load(Acquire) {
                 return Err(BringError::Unwanted);
@@ -223,19 +245,24 @@ impl Shared {
             if fenced.len() == set.len() || proven && (all_said || late(OTHERS_WITHIN)) || late(ABSENT_WITHIN)
             {
                 if !proven && fenced.len() < set.len() {
-                    let (log, missing) = (Uuid::from_u128(of.log_id), set.len() - fenced.len());
                     tracing::warn!(
-                        %log,
-                        missing,
+                        log = name,
+                        missing = set.len() - fenced.len(),
                         "copies count whose brokers have started anew since the last block, as other disks of the copy set are not \
                          there: what one of these disks lost though it had synced it is lost"
                     );
                 }
                 return Ok(fenced);
             }
-            if failed.len() == set.len() {
-                let errors: Vec<String> = failed.into_values().collect();
-                return Err(BringError::Copies(errors.join("; ")));
+            if failed.len() == set.len() && told.as_ref() != Some(&failed) {
+                let errors: Vec<&str> = failed.values().map(String::as_str).collect();
+                tracing::warn!(
+                    log = name,
+                    epoch,
+                    error = errors.join("; "),
+                    "no disk of the copy set answers, so the log is not opened yet; they are asked again and again"
+                );
+                told = Some(failed.clone());
             }
             if !failed.is_empty() && now >= asked_at + ASKED_EVERY {
                 asked_at = now;
@@ -265,7 +292,10 @@ impl Shared {
         let mut from = extent.first;
         while from < extent.next {
             let blocks = disks.read(disk, extent.of, from);
-            let blocks = blocks.map_err(|error| BringError::Copies(error.to_string()))?;
+            let blocks = blocks.map_err(|error| match error {
+                DiskError::Away(error) => BringError::Away(error),
+                error => BringError::Copies(error.to_string()),
+            })?;
             let end = from + blocks.len() as u64;
             if blocks.is_empty() || !blocks.iter().map(|block| block.number).eq(from..end) {
                 return Err(BringError::Copies(format!("blocks from number {from} on are gone")));
@@ -333,21 +363,35 @@ mod tests {
 
     #[test]
     fn the_longest_copy_is_read_first_and_none_never_in_place_of_one() {
-        let extent =
-            |next| Some(Extent { of: Opening { log_id: 1, epoch: 1 }, first: 0, next, proven: true });
-        let first = |copies: &[(Option<Extent>, u32)]| {
-            let best = copies
-                .iter()
-                .enumerate()
-                .min_by_key(|(_, (extent, failures))| by_preference(*extent, *failures));
-            best.unwrap().0
+        let copy =
+            |next, proven| Some(Extent { of: Opening { log_id: 1, epoch: 1 }, first: 0, next, proven });
+        let (short, long) = (copy(80, false), copy(100, false));
+        // Which of two copies is read first, that could not be read so often.
+        let first = |copies: [(Option<Extent>, Unread); 2]| {
+            let unread = copies.map(|(_, unread)| unread);
+            let at = |disk: Uuid| usize::try_from(disk.as_u128()).unwrap();
+            let mut found: Found =
+                (0..).zip(copies).map(|(at, (copy, _))| (Uuid::from_u128(at), copy)).collect();
+            order(&mut found, |disk| unread[at(disk)]);
+            at(found[0].0)
         };
-        assert_eq!(first(&[(extent(80), 0), (extent(100), 0)]), 1);
-        assert_eq!(first(&[(extent(80), 0), (extent(100), READ_ATTEMPTS - 1)]), 1, "one request may fail");
-        assert_eq!(first(&[(extent(80), 0), (extent(100), READ_ATTEMPTS)]), 0);
-        assert_eq!(first(&[(extent(80), READ_ATTEMPTS), (extent(100), READ_ATTEMPTS)]), 1);
-        assert_eq!(first(&[(extent(100), 1), (extent(100), 0)]), 1);
-        assert_eq!(first(&[(None, 0), (extent(100), 7 * READ_ATTEMPTS)]), 1);
+        let (well, failed, away) = (
+            Unread::default(),
+            |failed| Unread { failed, ..Unread::default() },
+            |away| Unread { away, ..Unread::default() },
+        );
+        assert_eq!(first([(short, well), (long, well)]), 1);
+        assert_eq!(first([(short, well), (long, failed(READ_ATTEMPTS - 1))]), 1, "one request may fail");
+        assert_eq!(first([(short, well), (long, failed(READ_ATTEMPTS))]), 0);
+        assert_eq!(first([(short, failed(READ_ATTEMPTS)), (long, failed(READ_ATTEMPTS))]), 1);
+        assert_eq!(first([(long, failed(1)), (long, well)]), 1);
+        assert_eq!(first([(None, well), (long, failed(7 * READ_ATTEMPTS))]), 1);
+        // A broker that does not answer may have what the other has lost.
+        assert_eq!(first([(short, well), (long, away(9 * READ_ATTEMPTS))]), 1);
+        let proven = copy(80, true);
+        assert_eq!(first([(proven, well), (long, away(READ_ATTEMPTS - 1))]), 1);
+        assert_eq!(first([(proven, well), (long, away(READ_ATTEMPTS))]), 0);
+        assert_eq!(first([(proven, away(READ_ATTEMPTS)), (long, away(READ_ATTEMPTS))]), 1);
     }
 
     #[test]

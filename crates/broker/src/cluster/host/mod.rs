@@ -18,10 +18,11 @@ use std::time::Duration;
 
 use objects::{Bucket, WatchedBucket};
 use parking_lot::Mutex;
-use storage::copies::Copies;
+use storage::copies::{self, Copies};
 use storage::restore::{Epochs, keep_closed};
 use uuid::Uuid;
 
+use self::copying::Unread;
 use self::opening::BringError;
 use super::Holder;
 use super::copies::CopyDisks;
@@ -36,8 +37,12 @@ use crate::image::Metadata;
 use crate::logs::{Logs, OpenLog, Opening};
 use crate::topics::Topics;
 
-/// Another attempt to take a log over begins so long after one that failed.
+/// Another attempt to take a log over begins so long after one that failed, ...
 const BACKOFF: Duration = Duration::from_secs(1);
+/// ... and twice as long after each that follows so many, since each leaves a seal in the object store, ...
+const QUICK_ATTEMPTS: u32 = 10;
+/// ... up to so long.
+const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// The caches of so many logs share the configured memory: those of this broker, and as many of another.
 const LOGS_EXPECTED: usize = 4;
 /// An orderly close waits so long for the object store.
@@ -114,8 +119,10 @@ struct Shared {
     seen: Mutex<BTreeMap<String, (u32, Duration)>>,
     /// Who sends the blocks of each log that is open.
     copiers: Mutex<BTreeMap<String, Copier>>,
+    /// The attempts in a row that could not take a log over.
+    failed: Mutex<BTreeMap<String, u32>>,
     /// How many attempts in a row could not read the copy of a log on a disk.
-    unreadable: Mutex<BTreeMap<(u128, Uuid), u32>>,
+    unread: Mutex<BTreeMap<(copies::Opening, Uuid), Unread>>,
     /// The epochs in which logs were closed that the object store has all of.
     stored: Mutex<BTreeMap<String, u32>>,
     faults: Faults,
@@ -152,7 +159,8 @@ impl Host {
             prefetched: Mutex::default(),
             seen: Mutex::default(),
             copiers: Mutex::default(),
-            unreadable: Mutex::default(),
+            failed: Mutex::default(),
+            unread: Mutex::default(),
             stored: Mutex::default(),
             faults: Faults::default(),
             broken: AtomicBool::new(false),
@@ -294,6 +302,12 @@ impl Host {
         }
         spawned.is_ok()
     }
+}
+
+/// The wait after so many attempts that failed.
+fn backoff(failed: u32) -> Duration {
+    let doublings = failed.saturating_sub(QUICK_ATTEMPTS).min(8);
+    (BACKOFF * (1 << doublings)).min(BACKOFF_MAX)
 }
 
 fn thread_of(log: &str) -> String {
@@ -449,6 +463,7 @@ impl Shared {
             }
             Ok(open) => {
                 let millis = self.millis_since(begun);
+                self.failed.lock().remove(name);
                 tracing::info!(log = name, epoch, millis, "took a log over");
                 entry.state = State::Open(open);
             }
@@ -461,7 +476,13 @@ impl Shared {
                     self.faults.note(self.parts.threads.now());
                 }
                 tracing::warn!(log = name, epoch, %error, "a log could not be taken over; another attempt follows");
-                entry.state = State::Failed(self.parts.threads.now() + BACKOFF);
+                let failed = {
+                    let mut failed = self.failed.lock();
+                    let failed = failed.entry(name.to_owned()).or_default();
+                    *failed += u32::from(!matches!(error, BringError::Unwanted));
+                    *failed
+                };
+                entry.state = State::Failed(self.parts.threads.now() + backoff(failed));
             }
         }
     }

@@ -35,6 +35,8 @@ pub enum BringError {
     Open(#[from] storage::OpenError),
     #[error("its copies: {0}")]
     Copies(String),
+    #[error("a broker with a copy: {0}")]
+    Away(String),
     #[error(transparent)]
     Append(#[from] AdmitError),
     #[error("the metadata: {0}")]
@@ -131,7 +133,7 @@ impl Shared {
             topics.set_levels_of(log, id);
             self.start_copier(log, name, epoch);
             let doing = "appending what copies have";
-            self.add_copies(log, &former, epoch, unwanted).map_err(|error| match error.is_local() {
+            self.add_copies(name, log, &former, epoch, unwanted).map_err(|error| match error.is_local() {
                 true => OpenError::Io { doing: doing.into(), source: io::Error::other(error) },
                 false => OpenError::Unusable { doing, source: error.into() },
             })

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::links::Weather;
 use super::tasks::pause;
 use super::world::Flaw;
-use crate::cluster::copies::{Added, CopyDisks, DiskError, Sent, fence_here, refused};
+use crate::cluster::copies::{Added, CopyDisks, DiskError, Sent, fence_here, refused, unread};
 
 /// Whoever waits for a disk looks so often.
 const LOOK: Duration = Duration::from_millis(5);
@@ -158,7 +158,7 @@ impl CopyDisks for ToDisks {
                 None => pause(LOOK),
             }
         };
-        outcome.map_err(|error| away(&error.to_string()))?;
+        outcome.map_err(|error| DiskError::Failed(error.to_string()))?;
         self.answer(blocks.last().map_or(0, |block| block.number + 1))
     }
 
@@ -171,7 +171,7 @@ impl CopyDisks for ToDisks {
     fn read(&self, disk: Uuid, of: Opening, from: u64) -> Result<Vec<Block>, DiskError> {
         let kept = self.reach(disk)?;
         // A few at a time.
-        let read = kept.copies.read(of, from, 4096).map_err(|error| away(&error.to_string()))?;
+        let read = kept.copies.read(of, from, 4096).map_err(|error| unread(&error))?;
         self.shelf.read.fetch_add(read.len() as u64, Ordering::Relaxed);
         self.answer(read)
     }
