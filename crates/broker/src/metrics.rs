@@ -111,6 +111,8 @@ pub struct Metrics {
     pub isr_shrinks: Counter,
     /// How often a copy set became larger.
     pub isr_expands: Counter,
+    /// How often a log was opened with copies that may have lost what they had synced.
+    pub unproven_copies: Counter,
     /// Bytes of records that consumers got from the copies of logs on this broker's disk.
     pub read_from_copies: Counter,
 }
@@ -136,6 +138,7 @@ impl Default for Metrics {
             copies_commit_seconds: seconds_histogram(),
             isr_shrinks: Counter::default(),
             isr_expands: Counter::default(),
+            unproven_copies: Counter::default(),
             read_from_copies: Counter::default(),
         }
     }
@@ -203,6 +206,12 @@ impl Metrics {
             "kafka_server_replicamanager_isrexpands",
             "How often the copy set of a log of this broker became larger",
             self.isr_expands.clone(),
+        );
+        registry.register(
+            "mainstem_cluster_copies_unproven",
+            "How often a log was opened with copies whose brokers had all started anew since, while others were away: what their disks lost \
+             though they had synced it is lost",
+            self.unproven_copies.clone(),
         );
         registry.register(
             "mainstem_copies_fetched_bytes",

@@ -6,6 +6,7 @@ use std::time::Duration;
 use model::Timestamp;
 
 use super::Broker;
+use super::ends::ASKED_EVERY_MS;
 use crate::config::Config;
 use crate::partition::log::PartitionLog;
 use crate::settings::topic::Tiering;
@@ -57,6 +58,7 @@ impl Broker {
             every(|config| config.retention_check_interval_ms, Broker::apply_retention),
             every(|_| INDEX_CHECK_MS, Broker::shorten_transaction_indexes),
             every(|config| config.offsets_check_interval_ms, |broker| broker.coordinator.expire()),
+            every(|_| ASKED_EVERY_MS, Broker::ask_for_ends),
         ];
         self.background.lock().extend(tasks);
         self.background.lock().push(self.transactions.watch());

@@ -1,6 +1,7 @@
 //! The broker: the state shared by all connections.
 
 mod background;
+mod ends;
 mod identity;
 mod joining;
 mod replicas;
@@ -22,6 +23,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wire::{ErrorCode, Text};
 
+use self::ends::Ends;
 use self::identity::cluster_id;
 pub(crate) use self::replicas::InSync;
 pub use self::transactions::BUMPING;
@@ -161,6 +163,7 @@ pub struct Broker {
     /// The threads of a broker in a cluster.
     running: Mutex<Option<Arc<Running>>>,
     replicas: ReplicaMap,
+    pub(crate) ends: Ends,
     /// The copies of logs on this broker's disk, in a cluster.
     pub(crate) copies: Option<Arc<Copies>>,
     /// Held by fetches while they ask other brokers, each with a thread and a connection of its own.
@@ -288,6 +291,7 @@ impl Broker {
             Arc::new(Compactor::new(topics.clone(), logs.clone(), configs.clone(), walks.clone()));
         let broker = Arc::new(Broker {
             replicas: ReplicaMap::new(&config),
+            ends: Ends::default(),
             sessions: Sessions::new(usize::try_from(config.fetch_sessions_max).unwrap_or(0)),
             coordinator,
             config,
@@ -406,6 +410,7 @@ impl Broker {
         self.peers.add(node, &coordinator, &transactions);
         Arc::new(Broker {
             replicas: ReplicaMap::new(&self.config),
+            ends: Ends::default(),
             config: self.config.clone(),
             configs: self.configs.clone(),
             quotas: self.quotas.clone(),

@@ -121,7 +121,8 @@ struct Committed {
     label: CommittedLabel,
     stream: StreamId,
     offset: i64,
-    lag: i64,
+    /// `None` while the end of the partition is not known, which another broker leads.
+    lag: Option<i64>,
 }
 
 /// Shows all of them.
@@ -233,6 +234,7 @@ fn encode_groups(
 ) -> Result<(), Error> {
     let (mut committed, mut members) = (Vec::new(), Vec::new());
     let (mut ends, mut states) = (HashMap::new(), BTreeMap::<&str, i64>::new());
+    let elsewhere = broker.ends.look(broker.now_ms());
     for entry in broker.coordinator.all() {
         entry.with(|group: &Group| {
             *states.entry(group.state().name()).or_default() += 1;
@@ -242,15 +244,17 @@ fn encode_groups(
                 let Some(partition) = topic.and_then(|topic| topic.partition(key.partition)) else {
                     continue;
                 };
-                let Ok(log) = partition.log() else { continue };
-                let end = log.bounds().visible.0;
-                ends.insert(partition.stream_id, end);
+                let end = match partition.log() {
+                    Ok(log) => Some(log.bounds().visible.0),
+                    Err(_) => elsewhere.get(&partition.stream_id).copied(),
+                };
+                ends.extend(end.map(|end| (partition.stream_id, end)));
                 let label = CommittedLabel {
                     consumergroup: entry.id().to_owned(),
                     topic: key.topic.to_string(),
                     partition: key.partition,
                 };
-                let lag = (end - offset.offset).max(0);
+                let lag = end.map(|end| (end - offset.offset).max(0));
                 committed.push(Committed { label, stream: partition.stream_id, offset: offset.offset, lag });
             }
         });
@@ -268,13 +272,13 @@ fn encode_groups(
     }
     let help = "Records that the group has not committed yet";
     let mut family = encoder.encode_descriptor("kafka_consumergroup_lag", help, None, MetricType::Gauge)?;
-    for of in &committed {
-        ConstGauge::new(of.lag).encode(family.encode_family(&of.label)?)?;
+    for (of, lag) in committed.iter().filter_map(|of| Some((of, of.lag?))) {
+        ConstGauge::new(lag).encode(family.encode_family(&of.label)?)?;
     }
     let help = "Seconds since the first record arrived that the group has not committed yet, to the scrape";
     let mut family =
         encoder.encode_descriptor("kafka_consumergroup_lag_seconds", help, None, MetricType::Gauge)?;
-    for of in &committed {
+    for of in committed.iter().filter(|of| of.lag.is_some()) {
         let seconds = arrivals.age_ms(of.stream, of.offset, now_ms) as f64 / 1000.0;
         ConstGauge::new(seconds).encode(family.encode_family(&of.label)?)?;
     }

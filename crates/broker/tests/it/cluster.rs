@@ -59,6 +59,8 @@ struct Cluster {
     reached: Reached,
     /// How late the disk with copies is of each broker, in milliseconds.
     late_ms: BTreeMap<i32, Arc<AtomicU64>>,
+    /// Brokers that come back have the copies that they had.
+    keeps_copies: bool,
     /// Settings of all brokers.
     settings: &'static [(&'static str, &'static str)],
 }
@@ -105,15 +107,19 @@ impl Cluster {
             starts: 0,
             reached: Reached::default(),
             late_ms: BTreeMap::new(),
+            keeps_copies: false,
             settings,
         };
         (1..=3).for_each(|node| cluster.start(node));
         cluster
     }
 
-    /// A disk for the copies of others: a broker that comes back has lost the one that it had.
+    /// A disk for the copies of others: a broker that comes back has lost the one that it had, unless it is to keep it.
     fn copies(&mut self, node: i32) -> CopyDirectory {
-        let path = self.home.path().join(format!("copies-{}", self.starts));
+        // The brokers are started in the order of their numbers at first.
+        let first = usize::try_from(node).unwrap();
+        let number = if self.keeps_copies { first } else { self.starts };
+        let path = self.home.path().join(format!("copies-{number}"));
         std::fs::create_dir_all(&path).unwrap();
         let inner = Arc::new(open_directory(&path, Engine::Plain).unwrap());
         let disk = Arc::new(SlowDisk { inner, late_ms: self.late_ms.entry(node).or_default().clone() });
@@ -571,6 +577,33 @@ async fn what_all_copies_had_is_lost_with_them_and_given_up_only_on_demand() {
     }
 }
 
+/// All brokers have started anew since they got copies, and one of them stays away: what the others have counts after ten seconds, and
+/// a metric says that it may be less than what was acknowledged.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn copies_of_which_nothing_says_that_they_are_whole_are_counted() {
+    let late = &[("object.store.upload.interval.ms", "600000"), ("replica.lag.time.max.ms", "600000")];
+    let mut cluster = cluster_with(late).await;
+    cluster.keeps_copies = true;
+    let unproven =
+        |cluster: &Cluster| metric_of(cluster.brokers.values(), "mainstem_cluster_copies_unproven_total");
+    cluster.until_in_sync(&[1, 2, 3]).await;
+    cluster.produce().await;
+    assert_eq!(unproven(&cluster), 0);
+    let all: Vec<Arc<Broker>> = std::mem::take(&mut cluster.brokers).into_values().collect();
+    std::thread::scope(|halts| all.iter().for_each(|broker| drop(halts.spawn(|| broker.halt()))));
+    for broker in all {
+        broker.close().await;
+    }
+    cluster.start(1);
+    cluster.start(2);
+    cluster.until("two brokers lead", |leaders| leaders.iter().all(|(node, _)| [1, 2].contains(node))).await;
+    cluster.read_all().await;
+    assert!(unproven(&cluster) > 0);
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
 /// A log without a topic that waits for copies has none. It gets them with the first topic that does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn copies_come_with_the_first_topic_that_waits_for_them() {
@@ -908,6 +941,44 @@ async fn offsets_go_on_where_all_records_are_deleted() {
                 *end = base + 1;
             }
         }
+    }
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+/// A group's coordinator shows how far the group is behind, also where another broker leads the partition.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_lag_of_groups_is_shown_whoever_leads_their_partitions() {
+    const GROUPS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+    let cluster = cluster().await;
+    assert_eq!(try_create_topic(&mut cluster.client(), LONG, 1, &[]).await.error_code, 0);
+    for _ in 0..3 {
+        let produce = async |client: &mut Connection| {
+            (crate::common::produce(client, LONG, 0, -1, batch("one")).await.0, ())
+        };
+        cluster.any_broker("a record", produce).await;
+    }
+    let mut coordinators = BTreeSet::new();
+    for group in GROUPS {
+        coordinators.insert(commit(&cluster, group, 1).await);
+    }
+    assert_eq!(coordinators.len(), 3, "every broker coordinates a group");
+    let shown = |name: &str| -> Vec<u64> {
+        let of = |broker: &Arc<Broker>| {
+            let (mut registry, mut text) = (Registry::default(), String::new());
+            broker.register_metrics(&mut registry);
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(LONG));
+            lines.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect::<Vec<u64>>()
+        };
+        cluster.brokers.values().flat_map(of).collect()
+    };
+    assert_eq!(shown("kafka_consumergroup_current_offset{"), [1; GROUPS.len()]);
+    let until = Instant::now() + PATIENCE;
+    while shown("kafka_consumergroup_lag{") != [2; GROUPS.len()] {
+        assert!(Instant::now() < until, "{:?}", shown("kafka_consumergroup_lag{"));
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
     for broker in cluster.brokers.values() {
         broker.close().await;

@@ -245,6 +245,7 @@ impl Shared {
             if fenced.len() == set.len() || proven && (all_said || late(OTHERS_WITHIN)) || late(ABSENT_WITHIN)
             {
                 if !proven && fenced.len() < set.len() {
+                    self.parts.opening.metrics.unproven_copies.inc();
                     tracing::warn!(
                         log = name,
                         missing = set.len() - fenced.len(),

@@ -337,6 +337,100 @@ pub const DASHBOARDS: &[Dashboard] = &[
             ),
         ],
     },
+    Dashboard {
+        name: "cluster",
+        title: "Mainstem: cluster",
+        panels: &[
+            panel(
+                "Brokers",
+                "short",
+                &[
+                    (
+                        r#"max(kafka_controller_kafkacontroller_activebrokercount{instance=~"$instance"})"#,
+                        "take part",
+                    ),
+                    (r#"sum(mainstem_cluster_lease_held{instance=~"$instance"})"#, "have a lease"),
+                    (r#"sum(mainstem_cluster_drained{instance=~"$instance"})"#, "drained"),
+                ],
+            ),
+            panel(
+                "Logs by owner",
+                "short",
+                &[(r#"mainstem_cluster_logs_owned{instance=~"$instance"}"#, "{{instance}}")],
+            ),
+            panel(
+                "Partitions that lack replicas",
+                "short",
+                &[
+                    (
+                        r#"sum(kafka_server_replicamanager_underreplicatedpartitions{instance=~"$instance"})"#,
+                        "fewer in sync than they have",
+                    ),
+                    (
+                        r#"sum(kafka_server_replicamanager_atminisrpartitioncount{instance=~"$instance"})"#,
+                        "at min.insync.replicas",
+                    ),
+                    (
+                        r#"sum(kafka_server_replicamanager_underminisrpartitioncount{instance=~"$instance"})"#,
+                        "below min.insync.replicas",
+                    ),
+                ],
+            ),
+            panel(
+                "Changes of copy sets",
+                "ops",
+                &[
+                    (
+                        r#"sum by (instance) (rate(kafka_server_replicamanager_isrshrinks_total{instance=~"$instance"}[$__rate_interval]))"#,
+                        "{{instance}} smaller",
+                    ),
+                    (
+                        r#"sum by (instance) (rate(kafka_server_replicamanager_isrexpands_total{instance=~"$instance"}[$__rate_interval]))"#,
+                        "{{instance}} larger",
+                    ),
+                ],
+            ),
+            panel(
+                "Time of a group commit of copies",
+                "s",
+                &[
+                    (
+                        r#"histogram_quantile(0.5, sum by (instance, le) (rate(mainstem_cluster_copies_logflush_seconds_bucket{instance=~"$instance"}[$__rate_interval])))"#,
+                        "{{instance}} p50",
+                    ),
+                    (
+                        r#"histogram_quantile(0.99, sum by (instance, le) (rate(mainstem_cluster_copies_logflush_seconds_bucket{instance=~"$instance"}[$__rate_interval])))"#,
+                        "{{instance}} p99",
+                    ),
+                ],
+            ),
+            panel(
+                "Logs without a leader, and brokers that give theirs away",
+                "short",
+                &[
+                    (r#"sum(mainstem_cluster_logs_closed{instance=~"$instance"})"#, "logs without a leader"),
+                    (r#"sum(mainstem_cluster_leaving{instance=~"$instance"})"#, "brokers that leave"),
+                    (
+                        r#"sum(mainstem_cluster_store_away{instance=~"$instance"})"#,
+                        "brokers without the store",
+                    ),
+                ],
+            ),
+            panel(
+                "Logs that a broker can take over at once",
+                "short",
+                &[(r#"mainstem_cluster_stands_by{instance=~"$instance"}"#, "{{instance}}")],
+            ),
+            panel(
+                "Bytes of records from copies, for consumers of a rack",
+                "Bps",
+                &[(
+                    r#"sum by (instance) (rate(mainstem_copies_fetched_bytes_total{instance=~"$instance"}[$__rate_interval]))"#,
+                    "{{instance}}",
+                )],
+            ),
+        ],
+    },
 ];
 
 /// Columns of Grafana's grid, and the place of one panel in it.

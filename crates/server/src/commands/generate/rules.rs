@@ -108,6 +108,14 @@ pub const RULES: &[Rule] = &[
         action: "The log of {{ $labels.instance }} names their disks. Look at the network between the brokers, and at those disks.",
     },
     Rule {
+        name: "MainstemCopiesUnproven",
+        expression: "increase(mainstem_cluster_copies_unproven_total[1h]) > 0",
+        lasting: "0m",
+        severity: WARNING,
+        summary: "{{ $labels.instance }} opened a log with copies of which nothing says that they are whole",
+        action: "Brokers with copies had started anew, and others were away: what a disk lost though it had synced it is lost. Compare with what producers have sent, and look at the disks after a power cut.",
+    },
+    Rule {
         name: "MainstemLogsClosed",
         expression: "mainstem_cluster_logs_closed > 0",
         lasting: "5m",
