@@ -50,9 +50,10 @@ pub fn address(log: &str) -> Option<&str> {
     Some(address.split_once("://").map_or(address, |(_, address)| address))
 }
 
-/// The version in the log line about readiness.
+/// The version in the log line about readiness: JSON, as it is not for a terminal, or text, where a setting says so.
 fn version(log: &str) -> Option<&str> {
-    let (_, rest) = log.split_once(" version=\"")?;
+    let after = |name| log.split_once(name).map(|(_, rest)| rest);
+    let rest = after("\"version\":\"").or_else(|| after(" version=\""))?;
     rest.split_once('"').map(|(version, _)| version)
 }
 
@@ -82,6 +83,9 @@ mod tests {
     #[test]
     fn the_ready_line_says_the_version() {
         let log = "INFO mainstem::serve: ready address=\"127.0.0.1:36311\" millis=20 version=\"0.1.0\"\nmainstem is";
+        assert_eq!(version(log), Some("0.1.0"));
+        let log =
+            r#"{"level":"INFO","message":"ready","millis":18,"version":"0.1.0","target":"mainstem::serve"}"#;
         assert_eq!(version(log), Some("0.1.0"));
         assert_eq!(version("mainstem is ready on 127.0.0.1:36"), None);
     }

@@ -41,7 +41,7 @@ pub use config::{Config, ConfigError, Kind, Setting};
 pub use connection::Connection;
 pub use connection::table::{served, waits};
 pub use coordinator::Remote;
-pub use image::offline::{copy_metadata, stream_names};
+pub use image::offline::{copy_metadata, has_metadata, stream_names};
 pub use logs::{LogDirectory, LogsError};
 pub use metrics::{AnsweredRequest, RequestObserver};
 pub use quotas::{Rate, Window};

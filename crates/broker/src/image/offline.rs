@@ -25,6 +25,11 @@ pub fn stream_names(directory: &Path) -> Result<BTreeMap<StreamId, (String, i32)
     Ok(names)
 }
 
+/// Whether there is metadata in `directory`. An empty file is what an interrupted copy leaves.
+pub fn has_metadata(directory: &Path) -> bool {
+    std::fs::metadata(directory.join(META_FILE)).is_ok_and(|file| file.is_file() && file.len() > 0)
+}
+
 /// Copies the metadata of one data directory to another that has no metadata. Blocks.
 pub fn copy_metadata(from: &Path, to: &Path) -> io::Result<()> {
     let copy = to.join(META_FILE);

@@ -225,7 +225,7 @@ pub enum TransactionVerb {
         /// Only in this topic.
         #[arg(long)]
         topic: Option<String>,
-        /// Only those that have written nothing for so many seconds; transaction.max.timeout.ms is 900 by default.
+        /// Only those that have written nothing for so many seconds; by default 900, which is the default of transaction.max.timeout.ms.
         #[arg(long, value_name = "SECONDS", default_value_t = 900)]
         open_for: u32,
     },

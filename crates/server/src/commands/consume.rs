@@ -16,7 +16,6 @@ use model::batch::{BatchHeader, HEADER_BYTES, TimestampType, verify_crc};
 use regex::Regex;
 use wire::messages::FetchRequest;
 use wire::messages::fetch_request::{FetchPartition, FetchTopic};
-use wire::messages::fetch_response::PartitionData;
 use wire::records::records;
 use wire::{Bytes, ErrorCode, Text};
 
@@ -336,7 +335,7 @@ impl Reader<'_> {
                 for partition in topic.partitions {
                     let key = (topic.topic.to_string(), partition.partition_index);
                     if partition.error_code == ErrorCode::OffsetOutOfRange.code() {
-                        self.find_place_again(key, &partition)?;
+                        self.find_place_again(key)?;
                     } else if let Err(error) = check(partition.error_code, None) {
                         failure = Some(error);
                     } else if let Some(bytes) = partition.records {
@@ -378,13 +377,16 @@ impl Reader<'_> {
     }
 
     /// Finds a new position after the old one was out of range.
-    fn find_place_again(&mut self, key: Key, partition: &PartitionData) -> anyhow::Result<()> {
-        let (topic, index) = (&key.0, key.1);
+    fn find_place_again(&mut self, key: Key) -> anyhow::Result<()> {
+        let (topic, index) = (key.0.clone(), key.1);
         if let Place::Offset(offset) = self.arguments.from {
-            let message = format!(
-                "partition {index} of {topic} has no offset {offset}, it holds {} to {}",
-                partition.log_start_offset, partition.high_watermark
-            );
+            // The answer to the fetch has no bounds.
+            let mut bound = |place| -> anyhow::Result<i64> {
+                Ok(self.places(std::slice::from_ref(&key), place)?.into_values().next().unwrap_or(-1))
+            };
+            let (start, end) = (bound(Place::Earliest)?, bound(Place::Latest)?);
+            let message =
+                format!("partition {index} of {topic} has no offset {offset}, it holds {start} to {end}");
             bail!(KafkaError { code: ErrorCode::OffsetOutOfRange.code(), message: Some(message) });
         }
         eprintln!(

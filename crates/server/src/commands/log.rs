@@ -236,6 +236,13 @@ fn rescue(from: &Directory, into: &Path, output: Output) -> anyhow::Result<ExitC
             metadata.display()
         )
     })?);
+    if names.0.is_empty() {
+        bail!(
+            "the metadata in {} knows no topic, so a server would refuse what is salvaged: name the directory of the right meta.redb with \
+             --metadata",
+            metadata.display()
+        );
+    }
     let created = DirBuilder::new().recursive(true).mode(0o700).create(into);
     created.with_context(|| format!("{} cannot be created", into.display()))?;
     if std::fs::read_dir(into)?.next().is_some() {

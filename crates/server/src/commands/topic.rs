@@ -97,7 +97,14 @@ fn create(cluster: &mut Cluster, asked: TopicCreation, output: Output) -> anyhow
     let plural = if count == Some(1) { "" } else { "s" };
     let with = count.map_or(String::new(), |count| format!(" with {count} partition{plural}"));
     let done = if dry_run { "nothing is changed; this could be created: " } else { "created " };
-    show(output, || format!("{done}{name}{with}\n"), || json!({"created": name, "partitions": count}))
+    show(
+        output,
+        || format!("{done}{name}{with}\n"),
+        || match dry_run {
+            true => json!({"created": null, "topic": name, "partitions": count}),
+            false => json!({"created": name, "partitions": count}),
+        },
+    )
 }
 
 fn list(cluster: &mut Cluster, output: Output) -> anyhow::Result<()> {

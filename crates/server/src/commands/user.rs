@@ -138,6 +138,10 @@ impl Place {
             bail!("there is no directory {shown}");
         }
         log_dirs::check_restored(directory)?;
+        if !create && !broker::has_metadata(directory) {
+            // Opening would create it. A server refuses a log beside metadata that does not know it.
+            bail!("there is no metadata in {shown}, so there are no users");
+        }
         let lock = disk::lock_directory(directory).map_err(|error| match error.kind() {
             std::io::ErrorKind::WouldBlock => {
                 anyhow::anyhow!("{}: use --bootstrap", log_dirs::in_use("data directory", directory))

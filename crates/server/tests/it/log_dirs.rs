@@ -249,6 +249,12 @@ fn what_is_salvaged_of_one_directory_takes_its_place() {
         MAINSTEM.command(&all).output().unwrap()
     };
     assert_eq!(salvage(&[]).status.code(), Some(2), "it needs the topics");
+    // Metadata of another server, which has none: what is salvaged would be refused beside it.
+    let other = Host { parent: TempDir::new().unwrap() };
+    other.start(&["a"]).kill();
+    let without = salvage(&["--metadata", &other.path("meta").display().to_string()]);
+    let errors = String::from_utf8_lossy(&without.stderr).into_owned();
+    assert!(without.status.code() == Some(2) && errors.contains("knows no topic"), "{errors}");
     let done = salvage(&["--metadata", &meta]);
     let said = String::from_utf8_lossy(&done.stdout).into_owned();
     assert_eq!(done.status.code(), Some(0), "{said}");

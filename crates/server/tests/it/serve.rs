@@ -462,6 +462,8 @@ fn records_keep_their_keys_headers_and_times_through_json() {
         serde_json::from_str(&server.run(&format!("{arguments} --output json"), "")).unwrap()
     };
     assert_eq!(json("topic create a --partitions 2"), serde_json::json!({"created": "a", "partitions": 2}));
+    let dry = serde_json::json!({"created": null, "topic": "b", "partitions": 2});
+    assert_eq!(json("topic create b --partitions 2 --dry-run"), dry);
     server.run("topic create b --partitions 2", "");
     let given = "--key-separator : --null NULL --header kind=old --timestamp 1700000000000 --partition 1";
     server.run(&format!("produce a {given}"), "k:v\nk:NULL\n");
@@ -497,6 +499,11 @@ fn offsets_are_set_by_time_by_shift_and_for_single_partitions() {
     assert_eq!(server.run("consume t --partition 0 --from @2000 --to 2 --template %o", ""), "1");
     assert_eq!(server.run("consume t --partition 0 --from 1 --to @3000 --template %o", ""), "1");
     assert_eq!(server.run("consume t --partition 0 --from @1000 --to latest --template %o", ""), "012");
+    let (code, _, errors) = server.try_run("consume t --partition 0 --from 9", "");
+    assert!(
+        code == Some(1) && errors.contains("partition 0 of t has no offset 9, it holds 0 to 3"),
+        "{errors}"
+    );
     let reset = |arguments: &str| -> Vec<(i64, serde_json::Value, i64)> {
         let text = server.run(&format!("group reset g --topic t {arguments} --output json"), "");
         let rows: serde_json::Value = serde_json::from_str(&text).unwrap();

@@ -188,6 +188,19 @@ fn certificates(directory: &Path, name: &str) -> (String, String) {
     (files.authority.display().to_string(), files.store.display().to_string())
 }
 
+/// A server refuses a log beside metadata that does not know it, so looking must not make some.
+#[test]
+fn looking_for_users_makes_no_metadata() {
+    let parent = TempDir::new().unwrap();
+    let data = parent.path().display().to_string();
+    for arguments in
+        [&["user", "list", "--data-dir", &data][..], &["user", "delete", "bob", "--data-dir", &data]]
+    {
+        assert!(refused(arguments).contains("there is no metadata"));
+        assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+}
+
 #[test]
 fn commands_log_in_over_tls_with_a_password_or_a_token() {
     let parent = TempDir::new().unwrap();
