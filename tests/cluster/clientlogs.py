@@ -45,11 +45,28 @@ def stamp():
     return f"{time.strftime('%H:%M:%S', time.gmtime(now))}.{now % 1 * 1000:03.0f}"
 
 
+def cpu_ms():
+    """Milliseconds of a processor that each thread of this process has had."""
+    used = {}
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            # Behind the name, which may have blanks: the fields from the third one on.
+            fields = (task / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        used[task.name] = (int(fields[11]) + int(fields[12])) * 1000 // os.sysconf("SC_CLK_TCK")
+    return used
+
+
 def threads():
-    """A line for each thread of this process: its name, the system call that it is in with the call's arguments, where in the kernel."""
+    """A line for each thread of this process: its name, its share of a processor in a second, the system call that it is in with the
+    call's arguments, where in the kernel. A client that spins does not wait for a server."""
+    before = cpu_ms()
+    time.sleep(1)
+    after = cpu_ms()
     lines = []
     for task in sorted(Path("/proc/self/task").iterdir(), key=lambda task: int(task.name)):
-        parts = []
+        parts = [f"{(after.get(task.name, 0) - before.get(task.name, 0)) / 10:.0f} %"]
         for file in ("comm", "syscall", "wchan"):
             try:
                 parts.append((task / file).read_text().strip())
