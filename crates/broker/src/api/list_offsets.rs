@@ -8,6 +8,7 @@ use std::time::Duration;
 use model::batch::HEADER_BYTES;
 use model::{BatchHeader, Offset, Timestamp, TimestampType};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use wire::messages::list_offsets_request::ListOffsetsTopic;
 use wire::messages::list_offsets_response::{
     ListOffsetsPartitionResponse, ListOffsetsResponse, ListOffsetsTopicResponse,
@@ -39,7 +40,7 @@ const LATEST_TIERED: i64 = -5;
 const EARLIEST_PENDING_UPLOAD: i64 = -6;
 /// The first version whose answer contains a leader epoch (KIP-320).
 const LEADER_EPOCH_FROM_VERSION: i16 = 4;
-/// Bound of the wait for earlier appends to become visible.
+/// Bound of the wait for earlier appends to become visible, of all partitions of a request together: each may take an upload.
 const SEEN_PATIENCE: Duration = Duration::from_secs(1);
 /// Bound in bytes of a decompressed batch whose records are searched for a timestamp.
 const SEARCH_BYTES_MAX: usize = 256 * 1024 * 1024;
@@ -53,6 +54,7 @@ pub async fn answer(
     let mut topics = Vec::with_capacity(request.topics.len());
     let repeated = if version > 0 { repeated(&request.topics) } else { HashMap::new() };
     let mut places = 0..;
+    let seen_until = Instant::now() + SEEN_PATIENCE;
     for topic in request.topics {
         let allowed = broker.authorizer.topic(&caller, Operation::Describe, &topic.name);
         let found = broker.topics.find(&topic.name);
@@ -73,7 +75,9 @@ pub async fn answer(
                 (_, Err(error)) => Err(error.into()),
                 // Kafka evaluates neither timestamp, and the client would not understand the answer.
                 (Some(_), Ok(())) if unknown => Err(ErrorCode::UnsupportedVersion.into()),
-                (Some(partition), Ok(())) => find(&broker, partition, asked.timestamp, stable).await,
+                (Some(partition), Ok(())) => {
+                    find(&broker, partition, asked.timestamp, stable, seen_until).await
+                }
             };
             let mut answer = ListOffsetsPartitionResponse {
                 partition_index: asked.partition_index,
@@ -141,13 +145,14 @@ async fn find(
     partition: &Partition,
     timestamp: i64,
     stable: bool,
+    seen_until: Instant,
 ) -> Result<Place, Failure> {
     let log = broker.replica(partition)?.log;
     if !matches!(timestamp, EARLIEST | EARLIEST_LOCAL) {
         // Records acknowledged with acks=1 may not be visible yet, so wait until they are: one group commit at most. If
         // the log has stopped or the disk hangs, the visible records decide.
         let seen = partition.committed(&**log, partition.next_offset());
-        let _ = tokio::time::timeout(SEEN_PATIENCE, seen).await;
+        let _ = tokio::time::timeout_at(seen_until, seen).await;
     }
     let bounds = log.bounds();
     let end = match stable {

@@ -25,10 +25,10 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
-    /// Notes the ends of partitions, and forgets those that are not named.
-    pub fn note(&mut self, ends: &HashMap<StreamId, i64>, now_ms: i64) {
+    /// Notes the ends of partitions, and forgets those that are not named. A partition whose leader did not say its end has none.
+    pub fn note(&mut self, ends: &HashMap<StreamId, Option<i64>>, now_ms: i64) {
         self.notes.retain(|stream, _| ends.contains_key(stream));
-        for (stream, &end) in ends {
+        for (stream, end) in ends.iter().filter_map(|(stream, end)| Some((stream, (*end)?))) {
             let notes = self.notes.entry(*stream).or_default();
             let note = Note { at_ms: now_ms, end };
             let count = notes.len();
@@ -70,7 +70,7 @@ mod tests {
     fn noted(ends: &[(i64, i64)]) -> Arrivals {
         let mut arrivals = Arrivals::default();
         for (at_ms, end) in ends {
-            arrivals.note(&HashMap::from([(STREAM, *end)]), *at_ms);
+            arrivals.note(&HashMap::from([(STREAM, Some(*end))]), *at_ms);
         }
         arrivals
     }
@@ -102,6 +102,8 @@ mod tests {
     #[test]
     fn a_partition_that_no_group_reads_any_more_is_forgotten() {
         let mut arrivals = noted(&[(1000, 10)]);
+        arrivals.note(&HashMap::from([(STREAM, None)]), 1500);
+        assert_eq!(arrivals.age_ms(STREAM, 0, 2000), 1000, "its leader is away");
         arrivals.note(&HashMap::new(), 2000);
         assert!(arrivals.notes.is_empty());
     }

@@ -248,7 +248,7 @@ fn encode_groups(
                     Ok(log) => Some(log.bounds().visible.0),
                     Err(_) => elsewhere.get(&partition.stream_id).copied(),
                 };
-                ends.extend(end.map(|end| (partition.stream_id, end)));
+                ends.insert(partition.stream_id, end);
                 let label = CommittedLabel {
                     consumergroup: entry.id().to_owned(),
                     topic: key.topic.to_string(),

@@ -43,6 +43,8 @@ const BACKOFF: Duration = Duration::from_secs(1);
 const QUICK_ATTEMPTS: u32 = 10;
 /// ... up to so long.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// A log is open or given up within this time, or it waits for others.
+const SOON: Duration = Duration::from_secs(30);
 /// The caches of so many logs share the configured memory: those of this broker, and as many of another.
 const LOGS_EXPECTED: usize = 4;
 /// An orderly close waits so long for the object store.
@@ -77,6 +79,7 @@ enum State {
     Opening {
         /// Set when the log shall be closed instead.
         unwanted: Arc<AtomicBool>,
+        since: Duration,
     },
     Open(Arc<OpenLog>),
     Closing,
@@ -119,8 +122,8 @@ struct Shared {
     seen: Mutex<BTreeMap<String, (u32, Duration)>>,
     /// Who sends the blocks of each log that is open.
     copiers: Mutex<BTreeMap<String, Copier>>,
-    /// The attempts in a row that could not take a log over.
-    failed: Mutex<BTreeMap<String, u32>>,
+    /// How many epochs in a row could not be opened of a log, and the last one.
+    failed: Mutex<BTreeMap<String, (u32, u32)>>,
     /// How many attempts in a row could not read the copy of a log on a disk.
     unread: Mutex<BTreeMap<(copies::Opening, Uuid), Unread>>,
     /// The epochs in which logs were closed that the object store has all of.
@@ -259,7 +262,13 @@ impl Host {
     /// Whether a log is being opened, closed or prefetched.
     pub fn is_busy(&self) -> bool {
         let going = |of: &Prefetched| matches!(of, Prefetched::Going { .. });
-        let moves = |log: &Held| matches!(log.state, State::Opening { .. } | State::Closing);
+        let now = self.threads().now();
+        let moves = |log: &Held| match &log.state {
+            // It may wait for hours for disks with copies.
+            State::Opening { since, .. } => now < *since + SOON,
+            State::Closing => true,
+            _ => false,
+        };
         self.0.held.lock().values().any(moves) || self.0.prefetched.lock().values().any(going)
     }
 
@@ -380,7 +389,7 @@ impl Holder for Host {
 
     fn take_over(&mut self, log: &str, epoch: u32) {
         let unwanted = Arc::new(AtomicBool::new(false));
-        let state = State::Opening { unwanted: unwanted.clone() };
+        let state = State::Opening { unwanted: unwanted.clone(), since: self.threads().now() };
         self.0.stored.lock().remove(log);
         self.0.held.lock().insert(log.to_owned(), Held { epoch, state });
         let name = log.to_owned();
@@ -420,7 +429,7 @@ impl Holder for Host {
         let mut held = self.0.held.lock();
         let Some(entry) = held.get_mut(log) else { return true };
         match &entry.state {
-            State::Opening { unwanted } => {
+            State::Opening { unwanted, .. } => {
                 unwanted.store(true, Ordering::Release);
                 false
             }
@@ -478,9 +487,11 @@ impl Shared {
                 tracing::warn!(log = name, epoch, %error, "a log could not be taken over; another attempt follows");
                 let failed = {
                     let mut failed = self.failed.lock();
-                    let failed = failed.entry(name.to_owned()).or_default();
-                    *failed += u32::from(!matches!(error, BringError::Unwanted));
-                    *failed
+                    let (count, last) = failed.entry(name.to_owned()).or_default();
+                    *count = if *last + 1 == epoch { *count } else { 0 };
+                    *count += u32::from(!unwanted.load(Ordering::Acquire));
+                    *last = epoch;
+                    *count
                 };
                 entry.state = State::Failed(self.parts.threads.now() + backoff(failed));
             }

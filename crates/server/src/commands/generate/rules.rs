@@ -109,7 +109,8 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "MainstemCopiesUnproven",
-        expression: "increase(mainstem_cluster_copies_unproven_total[1h]) > 0",
+        // Also where the first scrape after a restart has it, when there is nothing before that it could have risen from.
+        expression: "(mainstem_cluster_copies_unproven_total > 0 unless mainstem_cluster_copies_unproven_total offset 1h) or increase(mainstem_cluster_copies_unproven_total[1h]) > 0",
         lasting: "0m",
         severity: WARNING,
         summary: "{{ $labels.instance }} opened a log with copies of which nothing says that they are whole",
